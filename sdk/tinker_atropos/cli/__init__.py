@@ -1,0 +1,82 @@
+"""The command line. This module and its siblings import nothing heavy, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from tinker_atropos import __version__
+
+COMMANDS = {
+    "run": "train a policy on an environment",
+    "env": "environments that are installed",
+    "trainer": "trainers that are installed",
+    "checkpoint": "stored checkpoints of a run",
+    "serve": "serve one part of the system",
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when that command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"tinker_atropos.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from tinker_atropos.errors import near
+
+            ctx.fail(f"no command is called {args[0]!r}.{near(args[0], COMMANDS)} Commands: {', '.join(COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tinker-atropos")
+def cli() -> None:
+    """Join reinforcement-learning environments to trainers.
+
+    \b
+    tinker-atropos run --env gsm8k --trainer tinker           train through the hosted Tinker API
+    tinker-atropos run --env gsm8k --trainer tinker --local   train on this machine, no account
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; the exit code is 0 only where all went well, 2 for something typed wrong."""
+    from tinker_atropos.errors import TinkerAtroposError
+
+    try:
+        code = cli.main(arguments, standalone_mode=False)
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.Abort:
+        print("aborted", file=sys.stderr)
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except TinkerAtroposError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stderr.close()
+        code = 141
+    sys.exit(code if isinstance(code, int) else 0)

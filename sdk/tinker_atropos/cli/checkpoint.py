@@ -1,0 +1,167 @@
+"""`tinker-atropos checkpoint`: list, describe and download what a run stored."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tinker_atropos.cli.output import format_option, show
+
+if TYPE_CHECKING:
+    from tinker_atropos.trainer import TrainerSpec
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Whose checkpoints: a trainer and its configuration, and the run they belong to, None for the whole account."""
+
+    spec: TrainerSpec
+    config: Any
+    folder: Path | None
+
+
+def store_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say whose checkpoints are meant."""
+    for option in (
+        click.option("--trainer", help="Trainer plugin, where no --run names it."),
+        click.option("--output", type=click.Path(), default="runs", show_default=True, help="Folder of run folders."),
+        click.option("--local", is_flag=True, help="The run was trained on this machine."),
+        click.option("--run", "run_name", help="Name of a run; without it, all that the account holds."),
+    ):
+        function = option(function)
+    return function
+
+
+@click.group("checkpoint")
+def command() -> None:
+    """Stored checkpoints of a run, or of the hosted account."""
+
+
+@command.command("list")
+@store_options
+@format_option
+def list_(run_name: str | None, local: bool, output: str, trainer: str | None, form: str) -> None:
+    """List checkpoints, newest first."""
+    store = open_store(run_name, local, output, trainer)
+    found = _with(store, lambda catalogue: catalogue.list())
+    show([asdict(info) for info in found], form, empty="there are no checkpoints yet")
+
+
+@command.command("info")
+@click.argument("uri", required=False)
+@store_options
+@format_option
+def info(uri: str | None, run_name: str | None, local: bool, output: str, trainer: str | None, form: str) -> None:
+    """Describe one checkpoint; without URI the run's newest weights."""
+    store = open_store(run_name, local, output, trainer)
+    wanted = uri or newest_weights(store)
+    found = _with(store, lambda catalogue: catalogue.info(wanted))
+    if form == "json":
+        show([asdict(found)], form, empty="")
+        return
+    for name, value in asdict(found).items():
+        click.echo(f"{name:<12} {'-' if value is None else value}")
+
+
+@command.command("download")
+@click.argument("uri", required=False)
+@store_options
+@click.option("--to", type=click.Path(), help="Folder to write; default: in the run's folder.")
+def download(
+    uri: str | None, run_name: str | None, local: bool, output: str, trainer: str | None, to: str | None
+) -> None:
+    """Download weights as a folder that others load (LoRA: a PEFT adapter); without URI the run's newest."""
+    from tinker_atropos.errors import ConfigError
+
+    store = open_store(run_name, local, output, trainer)
+    wanted = uri or newest_weights(store)
+    if to is None and store.folder is None:
+        raise ConfigError("--to: name a folder to download into (with --run it is put into the run's folder)")
+    target = Path(to) if to is not None else store.folder / "export" / wanted.rstrip("/").rpartition("/")[2]  # type: ignore[operator]
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"--to: {str(target)!r} exists already; name a new folder with --to")
+    click.echo(str(_with(store, lambda catalogue: catalogue.download(wanted, target))))
+
+
+def open_store(run_name: str | None, local: bool, output: str, trainer: str | None) -> Store:
+    """Return the store that the options mean; raises `ConfigError` if they don't name one."""
+    from tinker_atropos.config import validate
+    from tinker_atropos.errors import ConfigError
+    from tinker_atropos.registry import Registry, normal
+    from tinker_atropos.run_folder import RunFolder
+    from tinker_atropos.yaml_file import read_yaml
+
+    registry = Registry()
+    if run_name is None:
+        if local:
+            raise ConfigError("--local: checkpoints of this machine belong to a run; name it with --run NAME")
+        spec = registry.load("trainer", trainer or _only_trainer(registry))
+        _check(spec, validate(spec.config, {}), None)
+        return Store(spec, validate(spec.config, {}), None)
+    folder = RunFolder(Path(output) / run_name)
+    if not folder.exists():
+        names = sorted(path.parent.name for path in Path(output).glob("*/config.yaml"))
+        raise ConfigError(
+            f"--run: there is no run {run_name!r} in {output!r}; runs there: {', '.join(names) or 'none'}"
+        )
+    content = read_yaml(folder.config_file)
+    spec = registry.load("trainer", content["run"]["trainer"])
+    config = validate(spec.config, content.get(normal(spec.name)) or {}, path=normal(spec.name))
+    if local and not getattr(config, "local", False):
+        raise ConfigError(f"--local: run {run_name!r} was not trained on this machine; leave --local out")
+    _check(spec, config, content["openai"]["model_name"])
+    return Store(spec, config, folder.path)
+
+
+def newest_weights(store: Store) -> str:
+    """Return the weights of the run's newest manifest; raises `ConfigError` if there is none."""
+    from tinker_atropos.errors import ConfigError
+    from tinker_atropos.run_folder import RunFolder, latest_manifest
+
+    if store.folder is None:
+        raise ConfigError("name a checkpoint (tinker://…), or a run with --run NAME")
+    manifest = latest_manifest(RunFolder(store.folder))
+    if manifest is None:
+        raise ConfigError(f"the run in {str(store.folder)!r} has no checkpoint yet; continue it with run --resume")
+    return manifest.checkpoint.weights
+
+
+def _check(spec: Any, config: Any, model: str | None) -> None:
+    from tinker_atropos.errors import PluginError
+
+    if spec.checkpoints is None:
+        raise PluginError(f"trainer {spec.name!r} keeps no checkpoints that can be listed")
+    if spec.check is not None:
+        spec.check(config, model)
+
+
+def _only_trainer(registry: Any) -> str:
+    from tinker_atropos.errors import ConfigError
+
+    able: list[str] = [plugin.name for plugin, error in registry.status("trainer") if not error]
+    able = [name for name in able if registry.load("trainer", name).checkpoints is not None]
+    if len(able) != 1:
+        raise ConfigError(
+            f"name a run with --run, or one of the trainers with --trainer: {', '.join(able) or 'none installed'}"
+        )
+    return able[0]
+
+
+def _with(store: Store, work: Callable[[Any], Awaitable[Result]]) -> Result:
+    import asyncio
+
+    async def main() -> Result:
+        assert store.spec.checkpoints is not None, "open_store has checked it"
+        catalogue = await store.spec.checkpoints(store.config, store.folder)
+        try:
+            return await work(catalogue)
+        finally:
+            await catalogue.close()
+
+    return asyncio.run(main())

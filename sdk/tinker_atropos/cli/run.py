@@ -1,0 +1,227 @@
+"""`tinker-atropos run`: resolve the configuration, show what it will do, then do it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from tinker_atropos.config import Config
+    from tinker_atropos.run import Finished
+
+SHORT = {
+    "env": "run.env",
+    "trainer": "run.trainer",
+    "model": "openai.model_name",
+    "steps": "env.total_steps",
+    "group_size": "env.group_size",
+    "batch_size": "env.batch_size",
+    "learning_rate": "trainer.learning_rate",
+    "lora_rank": "trainer.lora_rank",
+    "seed": "run.seed",
+    "output": "run.output",
+    "name": "run.name",
+}
+
+
+@click.command("run")
+@click.option("-c", "--config", type=click.Path(), help="YAML file; sections as in Atropos, and run, rollout, trainer.")
+@click.option("--env", help="Environment plugin, or ./my_env.py:env.")
+@click.option("--trainer", help="Trainer plugin.")
+@click.option("--local", is_flag=True, help="Train on this machine: no key, no network.")
+@click.option("--model", help="Model to train: hosted name; with --local a packaged name, a folder or a hub id.")
+@click.option("--steps", type=int, help="Optimiser steps.")
+@click.option("--group-size", type=int, help="Episodes per task.")
+@click.option("--batch-size", type=int, help="Trajectories per step, a multiple of the group size.")
+@click.option("--learning-rate", type=float, help="Default: by model size.")
+@click.option("--lora-rank", type=int, help="Rank of the LoRA adapter.")
+@click.option("--seed", type=int, help="Seed of tasks, sampling and initial weights.")
+@click.option("--output", type=click.Path(), help="Folder of run folders.  [default: runs]")
+@click.option("--name", help="Name of this run's folder.")
+@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Any other setting; repeatable.")
+@click.option("--resume", is_flag=True, help="Continue the run of that --name from its newest checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Print the resolved configuration and start nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before a run that costs money.")
+def command(
+    config: str | None,
+    local: bool,
+    assignments: tuple[str, ...],
+    resume: bool,
+    dry_run: bool,
+    yes: bool,
+    **short: Any,
+) -> None:
+    """Train a policy on an environment.
+
+    Steps go to stdout, notices to stderr; everything is kept in runs/NAME. Ctrl-C once stops with a checkpoint, twice
+    at once.
+    """
+    from tinker_atropos.registry import Registry
+
+    registry = Registry()
+    resolved = _resolve(registry, config, local, assignments, resume, short)
+    _check(resolved, dry_run)
+    if dry_run:
+        click.echo(describe(resolved))
+        return
+    _confirm(resolved, yes)
+    finished = _train(resolved, registry, resume)
+    click.echo(summary(resolved, finished))
+
+
+def _resolve(
+    registry: Any, file: str | None, local: bool, assignments: tuple[str, ...], resume: bool, short: dict[str, Any]
+) -> Config:
+    from tinker_atropos.config import load, parse_assignment
+    from tinker_atropos.errors import ConfigError
+    from tinker_atropos.yaml_file import read_yaml
+
+    overrides = [parse_assignment(text) for text in assignments]
+    overrides += [
+        (SHORT[option], value, f"--{option.replace('_', '-')}") for option, value in short.items() if value is not None
+    ]
+    if local:
+        overrides.append(("trainer.local", True, "--local"))
+    given = {path: value for path, value, _ in overrides}
+    if file is not None:
+        content = read_yaml(Path(file)).get("run") or {}
+        given = {f"run.{key}": value for key, value in content.items()} | given if isinstance(content, dict) else given
+    base = None
+    if resume:
+        name = given.get("run.name")
+        if name is None:
+            raise ConfigError(f"--resume: which run? Say --name NAME.{_runs(Path(given.get('run.output', 'runs')))}")
+        path = Path(given.get("run.output", "runs")) / str(name) / "config.yaml"
+        if path.is_file():
+            base = read_yaml(path)
+        elif not any(key == "run.env" for key in given):
+            raise ConfigError(
+                f"--resume: there is no run called {name!r} in {str(path.parent.parent)!r}.{_runs(path.parent.parent)}"
+            )
+    return load(Path(file) if file is not None else None, overrides, registry=registry, base=base)
+
+
+def _runs(output: Path) -> str:
+    names = sorted(path.parent.name for path in output.glob("*/config.yaml")) if output.is_dir() else []
+    return f" Runs there: {', '.join(names[-8:])}" if names else " There are no runs yet"
+
+
+def _check(config: Config, dry_run: bool) -> None:
+    from tinker_atropos.errors import MissingCredentials
+    from tinker_atropos.run_folder import RunFolder
+
+    RunFolder.check_place(config.folder)
+    if config.trainer_spec.check is None:
+        return
+    try:
+        config.trainer_spec.check(config.trainer, config.model)
+    except MissingCredentials as error:
+        if not dry_run:
+            raise
+        click.echo(f"note: without --dry-run this stops here: {error}", err=True)
+
+
+def _confirm(config: Config, yes: bool) -> None:
+    """Say what a run will use; before a hosted one, ask."""
+    from tinker_atropos.errors import ConfigError
+
+    quote = config.trainer_spec.quote
+    if quote is None:
+        return
+    price = quote(config.trainer, config.model)
+    for line in (*price.lines, *volume(config)):
+        click.echo(line, err=True)
+    for path, reason in config.unused.items():
+        click.echo(f"note: {path} ({config.origins.get(path, 'configuration')}) has no effect: {reason}", err=True)
+    if not price.hosted or yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("this run costs money and there is no terminal to ask on; say --yes to start it")
+    click.confirm("Start?", abort=True, err=True)
+
+
+def volume(config: Config) -> list[str]:
+    """Return lines on how much a run samples and trains."""
+    per_step = config.env.batch_size
+    bound = config.rollout.max_tokens or config.env.max_token_length
+    tokens = f", at most {per_step * bound:,} sampled tokens a step" if bound else ", tokens a step not bounded"
+    return [
+        f"{config.env.total_steps} steps of {per_step} episodes ({config.groups_per_batch} groups of "
+        f"{config.env.group_size}){tokens}",
+        f"run folder {config.folder}",
+    ]
+
+
+def _train(config: Config, registry: Any, resume: bool) -> Finished:
+    import asyncio
+
+    from tinker_atropos.cli.interrupts import interruptible
+    from tinker_atropos.progress import make_progress
+    from tinker_atropos.run import run
+
+    async def main() -> Finished:
+        stop = asyncio.Event()
+        progress = make_progress()
+        try:
+            with interruptible(stop, progress.say):
+                return await run(config, progress, resume=resume, registry=registry, stop=stop)
+        finally:
+            progress.close()
+
+    return asyncio.run(main())
+
+
+def describe(config: Config) -> str:
+    """Return the resolved configuration as YAML, each value with its origin, then what has no effect."""
+    from tinker_atropos.yaml_file import write_yaml
+
+    lines = []
+    for section, values in config.as_dict().items():
+        if not values:
+            continue
+        lines.append(f"{section}:")
+        for key, value in values.items():
+            shown = write_yaml({key: value}).rstrip("\n").split("\n")
+            origin = config.origins.get(f"{section}.{key}", "default")
+            if f"{section}.{key}" == "openai.model_name" and origin == "default":
+                origin = f"default of {config.trainer_spec.name}"
+            if f"{section}.{key}" == "run.name" and origin == "default":
+                origin = "environment, trainer and time"
+            lines.append(f"  {shown[0]:<44}  # {origin}")
+            lines.extend(f"  {line}" for line in shown[1:])
+    lines.append("# " + "; ".join(volume(config)))
+    lines.append(f"# max_staleness {config.max_staleness}")
+    if config.unused:
+        lines.append("# accepted keys that have no effect in this mode:")
+        lines.extend(f"#   {path}: {reason}" for path, reason in config.unused.items())
+    else:
+        lines.append("# every key that was given has an effect")
+    lines.append(
+        f"# environment {config.environment_spec.name} and trainer {config.trainer_spec.name} fit; nothing started"
+    )
+    return "\n".join(lines)
+
+
+def summary(config: Config, finished: Finished) -> str:
+    """Return the last lines of a run: results, weights path, the next commands."""
+    place = [f"--name {config.name}", f"--run {config.name}"]
+    if config.run.output != Path("runs"):
+        place = [f"{part} --output {config.run.output}" for part in place]
+    local = " --local" if getattr(config.trainer, "local", False) else ""
+    lines = [f"finished {finished.steps} steps in {finished.folder}"]
+    first, last = finished.first_evaluation.get("eval/reward"), finished.last_evaluation.get("eval/reward")
+    if first is not None and last is not None:
+        lines.append(f"evaluation reward {first:.3f} before, {last:.3f} after")
+    return "\n".join(
+        [
+            *lines,
+            f"weights {finished.checkpoint.weights}",
+            "next:",
+            f"  tinker-atropos checkpoint download{local} {place[1]}",
+            f"  tinker-atropos checkpoint list{local} {place[1]}",
+            f"  tinker-atropos run --resume {place[0]} --steps {finished.steps * 2}",
+        ]
+    )

@@ -1,0 +1,189 @@
+"""Proves from the server's own journal that every group was trained exactly once, or discarded with a reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tinker_atropos.rollout.records import read_records
+from tinker_atropos.trajectory import Segment
+from tinker_atropos.yaml_file import read_yaml
+
+
+class LedgerViolated(AssertionError):
+    """The journal and the run's rollouts disagree; the message names the step and the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the proof covered: optimiser steps, groups trained and discarded, and data of the surviving lineage."""
+
+    steps: int
+    trained: int
+    discarded: Mapping[str, int]
+    data: int
+    models: tuple[str, ...]
+
+
+def check_ledger(journal: Path, run: Path) -> Ledger:
+    """Raise `LedgerViolated` unless the surviving weights of a run were trained on exactly what its rollouts say.
+
+    `journal` is the append-only file of the Tinker server, `run` the run's folder. From the journal alone it derives
+    the surviving lineage: the last model, and back through each `load_state` to the `save_state` it loaded. It then
+    holds each optimiser step of that lineage equal, datum by datum (a hash over tokens, targets, log-probabilities and
+    advantages), to the groups that the rollouts give for this step; and every task of the run's order must have ended
+    once, trained or discarded. A datum lost, doubled, planted or trained in another step fails.
+    """
+    steps, models = _surviving(_read_journal(journal))
+    records = [record for path in sorted((run / "rollouts").glob("step-*.jsonl.gz")) for record in read_records(path)]
+    expected: dict[int, Counter[str]] = {}
+    limit = _length_limit(run)
+    for record in records:
+        if record["outcome"] == "trained":
+            hashes = expected.setdefault(record["step"], Counter())
+            hashes.update(_hashes(record, limit))
+    _compare(steps, expected)
+    _each_once(records, _open_tasks(run))
+    return Ledger(
+        steps=len(steps),
+        trained=sum(record["outcome"] == "trained" for record in records),
+        discarded=dict(Counter(record["reason"] for record in records if record["outcome"] == "discarded")),
+        data=sum(sum(data.values()) for data in steps.values()),
+        models=tuple(models),
+    )
+
+
+def datum_hash(tokens: Any, targets: Any, logprobs: Any, advantages: Any) -> str:
+    """Return the SHA-256 of a datum: int32, int32, float32, float32, each behind its length in bytes (uint64, LE)."""
+    digest = hashlib.sha256()
+    for values, dtype in ((tokens, "<i4"), (targets, "<i4"), (logprobs, "<f4"), (advantages, "<f4")):
+        raw = np.asarray(values).reshape(-1).astype(dtype).tobytes()
+        digest.update(len(raw).to_bytes(8, "little"))
+        digest.update(raw)
+    return digest.hexdigest()
+
+
+def segment_hash(segment: Segment) -> str:
+    """Return the hash of the datum that a segment (with its trained advantages) becomes: shifted by one token."""
+    mask = segment.mask[1:]
+    assert segment.advantages is not None
+    return datum_hash(
+        segment.tokens[:-1],
+        segment.tokens[1:],
+        np.where(mask, segment.logprobs[1:], np.float32(0)),
+        np.where(mask, segment.advantages[1:], np.float32(0)),
+    )
+
+
+def _read_journal(path: Path) -> list[dict[str, Any]]:
+    events = []
+    for raw in path.read_bytes().splitlines():
+        try:
+            event = json.loads(raw)
+        except ValueError:
+            continue  # torn by a power cut; whatever it would have said was not acknowledged
+        if isinstance(event, dict) and "seq" in event:
+            events.append(event)
+    order = [event["seq"] for event in events]
+    if order != sorted(set(order)):
+        raise LedgerViolated(f"{path}: the journal's numbers are not strictly rising; a line was doubled or moved")
+    return events
+
+
+def _surviving(events: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Counter[str]], list[str]]:
+    """Return what each optimiser step of the surviving lineage trained on, and its models, oldest first."""
+    trained = [event for event in events if event["event"] in ("optim_step", "load_state", "create_model")]
+    if not trained:
+        raise LedgerViolated("the journal holds no model")
+    model, until = trained[-1]["model"], events[-1]["seq"] + 1
+    steps: dict[int, Counter[str]] = {}
+    models = [model]
+    while True:
+        own = [event for event in events if event["model"] == model and event["seq"] < until]
+        loads = [place for place, event in enumerate(own) if event["event"] == "load_state"]
+        tail = own[loads[-1] + 1 :] if loads else own
+        pending: Counter[str] = Counter()
+        for event in tail:
+            if event["event"] == "forward_backward":
+                pending.update(event["data"])
+            elif event["event"] == "optim_step":
+                if event["step"] in steps:
+                    raise LedgerViolated(f"optimiser step {event['step']} was taken twice in the surviving lineage")
+                steps[event["step"]], pending = pending, Counter()
+        if not loads:
+            return steps, models
+        path = own[loads[-1]]["path"]
+        saves = [
+            e for e in events if e["event"] == "save_state" and e["path"] == path and e["seq"] < own[loads[-1]]["seq"]
+        ]
+        if not saves:
+            raise LedgerViolated(f"{path} was loaded, but the journal never saw it saved")
+        model, until = saves[-1]["model"], saves[-1]["seq"]
+        models.insert(0, model)
+
+
+def _hashes(record: Mapping[str, Any], limit: int | None) -> Iterable[str]:
+    for trajectory in record["trajectories"]:
+        for segment in trajectory["segments"]:
+            if not any(segment["mask"][1:]) or (limit is not None and len(segment["tokens"]) > limit):
+                continue  # nothing in it is trained on
+            yield segment_hash(
+                Segment(
+                    np.asarray(segment["tokens"], np.int32),
+                    np.asarray(segment["logprobs"], np.float32),
+                    np.asarray(segment["mask"], bool),
+                    np.asarray(segment["advantages"], np.float32),
+                )
+            )
+
+
+def _compare(steps: Mapping[int, Counter[str]], expected: Mapping[int, Counter[str]]) -> None:
+    if sorted(steps) != list(range(1, len(steps) + 1)):
+        raise LedgerViolated(
+            f"the surviving lineage has the optimiser steps {sorted(steps)}; one is missing or doubled"
+        )
+    if sorted(expected) != sorted(steps):
+        extra = sorted(set(expected) ^ set(steps))
+        raise LedgerViolated(f"steps {extra} stand in the journal or in the rollouts, not in both")
+    for step in sorted(steps):
+        lost, planted = expected[step] - steps[step], steps[step] - expected[step]
+        if lost:
+            raise LedgerViolated(f"step {step}: {lost.total()} data of its rollouts were not trained on: lost")
+        if planted:
+            raise LedgerViolated(f"step {step}: {planted.total()} data were trained on that its rollouts do not hold")
+
+
+def _each_once(records: Sequence[Mapping[str, Any]], left_open: set[int]) -> None:
+    ended = Counter(record["ordinal"] for record in records)
+    doubled = sorted(ordinal for ordinal, count in ended.items() if count > 1)
+    if doubled:
+        raise LedgerViolated(f"tasks {doubled[:8]} of the run's order ended twice in the surviving lineage")
+    ids = Counter(record["group"] for record in records)
+    twice = sorted(id for id, count in ids.items() if count > 1)
+    if twice:
+        raise LedgerViolated(f"groups {twice[:8]} stand in the rollouts twice")
+    missing = sorted(set(range(max(ended, default=-1) + 1)) - set(ended) - left_open)
+    if missing:
+        raise LedgerViolated(f"tasks {missing[:8]} of the run's order were given out and never ended: lost")
+
+
+def _open_tasks(run: Path) -> set[int]:
+    """Return the tasks that the newest manifest lists as given out and not ended."""
+    from tinker_atropos.run_folder import RunFolder, latest_manifest
+
+    manifest = latest_manifest(RunFolder(run))
+    return set(manifest.cursor["open"]) if manifest is not None else set()
+
+
+def _length_limit(run: Path) -> int | None:
+    config = read_yaml(run / "config.yaml")
+    trainer = config.get(str(config.get("run", {}).get("trainer")).replace("-", "_")) or {}
+    limit = trainer.get("max_token_trainer_length")
+    return int(limit) if limit is not None else None

@@ -1,0 +1,108 @@
+"""The contract of a State: fenced, idempotent, bounded, first in first out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tinker_atropos.contract_tests.environment import ContractViolated
+from tinker_atropos.trajectory import Group, PolicyRef, TaskRef
+
+
+def make_group(id: str) -> Group:
+    """Return an empty group of that id."""
+    return Group(id=id, task=TaskRef("train", 0, 0), trajectories=())
+
+
+async def check_state(make: Callable[[int], Awaitable[Any]]) -> None:
+    """Raise `ContractViolated` if a State breaks its contract. `make(cap)` returns a new, empty one."""
+    await _queue(await make(4))
+    await _fencing(await make(4))
+    await _rewinding(await make(4))
+    await _bound(await make(2))
+    await _publishing(await make(2))
+
+
+def _hold(true: bool, message: str) -> None:
+    if not true:
+        raise ContractViolated(message)
+
+
+async def _queue(state: Any) -> None:
+    fence = await state.fence()
+    for id in ("a", "b", "c"):
+        _hold(await state.put(make_group(id)) == "accepted", f"put({id!r}) of a new group must be 'accepted'")
+    _hold(await state.put(make_group("a")) == "duplicate", "put of a known id must be 'duplicate'")
+    leased = [lease.group.id for lease in await state.lease(2, fence)]
+    _hold(leased == ["a", "b"], f"lease(2) must give the oldest first, got {leased}")
+    _hold(await state.put(make_group("a")) == "duplicate", "put of a leased id must be 'duplicate'")
+    await state.commit(leased, fence)
+    _hold(await state.put(make_group("a")) == "duplicate", "put of a consumed id must be 'duplicate'")
+    await state.discard("c", "stale")
+    _hold(await state.put(make_group("c")) == "duplicate", "put of a discarded id must be 'duplicate'")
+    waiting = asyncio.create_task(state.lease(1, fence))
+    await asyncio.sleep(0.01)
+    _hold(not waiting.done(), "lease must wait while there are too few groups")
+    await state.put(make_group("d"))
+    _hold([lease.group.id for lease in await asyncio.wait_for(waiting, 5)] == ["d"], "a put must wake a waiting lease")
+
+
+async def _fencing(state: Any) -> None:
+    from tinker_atropos.state import FencedOut
+
+    old = await state.fence()
+    await state.put(make_group("a"))
+    waiting = asyncio.create_task(state.lease(2, old))
+    await asyncio.sleep(0.01)
+    new = await state.fence()
+    _hold(new > old, "a newer epoch must have a higher fence")
+    calls = (waiting, state.lease(1, old), state.commit(["a"], old), state.rewind(old))
+    for call in calls:
+        try:
+            await asyncio.wait_for(call, 5)
+        except FencedOut:
+            continue
+        _hold(False, "an older epoch must be refused with FencedOut, also where it was waiting")
+    _hold(
+        [lease.group.id for lease in await state.lease(1, new)] == ["a"], "the newer epoch must get what the older left"
+    )
+
+
+async def _rewinding(state: Any) -> None:
+    fence = await state.fence()
+    for id in ("a", "b", "c"):
+        await state.put(make_group(id))
+    await state.lease(1, fence)
+    await state.commit(["a"], fence)
+    await state.lease(1, fence)
+    returned = [group.id for group in await state.rewind(fence)]
+    _hold(returned == ["b"], f"rewind must return what was leased and not committed, got {returned}")
+    again = [lease.group.id for lease in await state.lease(2, fence)]
+    _hold(again == ["b", "c"], f"after a rewind the old order must hold, got {again}")
+
+
+async def _bound(state: Any) -> None:
+    fence = await state.fence()
+    await state.put(make_group("a"))
+    await state.put(make_group("b"))
+    _hold(await state.put(make_group("c"), wait=0.01) == "blocked", "put beyond the cap must be 'blocked'")
+    waiting = asyncio.create_task(state.put(make_group("c")))
+    await state.lease(1, fence)
+    await asyncio.sleep(0.01)
+    _hold(not waiting.done(), "a lease frees no room before its commit: the group may come back")
+    await state.commit(["a"], fence)
+    _hold(await asyncio.wait_for(waiting, 5) == "accepted", "a commit must let a blocked put go on")
+
+
+async def _publishing(state: Any) -> None:
+    refs = [PolicyRef("run", 0, step, f"test://{step}") for step in range(2)]
+    await state.publish(refs[0])
+    watch = state.watch()
+    _hold(await anext(watch) == refs[0], "watch must give the newest policy first")
+    following = asyncio.ensure_future(anext(watch))
+    await asyncio.sleep(0.01)
+    _hold(not following.done(), "watch must wait for a newer policy")
+    await state.publish(refs[1])
+    _hold(await asyncio.wait_for(following, 5) == refs[1], "watch must give each newer policy")
+    await watch.aclose()

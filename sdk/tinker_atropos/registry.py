@@ -1,0 +1,273 @@
+"""Finds plugins by entry point and loads one by name. Listing imports none of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+import pluggy
+
+from tinker_atropos.errors import PluginError, TinkerAtroposError, near
+from tinker_atropos.hookspecs import PROJECT, Hooks
+
+PluginKind: TypeAlias = Literal["env", "trainer", "adapter"]
+
+GROUPS: dict[PluginKind, str] = {
+    "env": "tinker_atropos.envs",
+    "trainer": "tinker_atropos.trainers",
+    "adapter": "tinker_atropos.adapters",
+}
+HOOKS: dict[PluginKind, str] = {
+    "env": "environment_spec",
+    "trainer": "trainer_spec",
+    "adapter": "adapter_spec",
+}
+KINDS: tuple[PluginKind, ...] = ("env", "trainer", "adapter")
+
+WORDS: dict[PluginKind, str] = {"env": "environment", "trainer": "trainer", "adapter": "adapter"}
+
+
+def normal(name: str) -> str:
+    """Return the form in which plugin names compare: `-` equals `_`, case does not count."""
+    return name.replace("-", "_").lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A plugin that some installed distribution offers. Nothing of it was imported."""
+
+    kind: PluginKind
+    name: str
+    distribution: str
+    version: str
+    module: str
+
+
+class Registry:
+    """The plugins of this interpreter. Construct it with `entry_points` of your own to test without an installation."""
+
+    def __init__(self, points: Iterable[EntryPoint] | None = None) -> None:
+        self._points = None if points is None else list(points)
+        self._hooks = pluggy.PluginManager(PROJECT)
+        self._hooks.add_hookspecs(Hooks)
+        self._loaded: dict[tuple[PluginKind, str], Any] = {}
+
+    @property
+    def hooks(self) -> Any:
+        """The hook caller, for `hooks.on_metrics(step=…, metrics=…)` and its like."""
+        return self._hooks.hook
+
+    def listed(self, kind: PluginKind) -> list[Listed]:
+        """Return what is installed, by name; two of one name both appear."""
+        return sorted(
+            (
+                Listed(
+                    kind=kind,
+                    name=point.name,
+                    distribution=point.dist.name if point.dist is not None else "unknown",
+                    version=point.dist.version if point.dist is not None else "unknown",
+                    module=point.value,
+                )
+                for point in self._of(kind)
+            ),
+            key=lambda plugin: (normal(plugin.name), plugin.distribution),
+        )
+
+    def load(self, kind: PluginKind, name: str) -> Any:
+        """Return the specification of the plugin of that kind and name; raises `PluginError` with the way on."""
+        key = (kind, normal(name))
+        if key not in self._loaded:
+            self._loaded[key] = self._load(kind, name)
+        return self._loaded[key]
+
+    def add(self, kind: PluginKind, spec: Any) -> Any:
+        """Make a specification of this process known under its own name; returns it."""
+        self._loaded[(kind, normal(spec.name))] = spec
+        return spec
+
+    def status(self, kind: PluginKind) -> list[tuple[Listed, str]]:
+        """Load every plugin of a kind; return each with an error text, empty where it is sound."""
+        found = []
+        for plugin in self.listed(kind):
+            try:
+                self.load(kind, plugin.name)
+            except TinkerAtroposError as error:
+                found.append((plugin, str(error)))
+            else:
+                found.append((plugin, ""))
+        return found
+
+    def _of(self, kind: PluginKind) -> list[EntryPoint]:
+        if self._points is not None:
+            return [point for point in self._points if point.group == GROUPS[kind]]
+        # One distribution may be found twice on sys.path (an editable install beside its build): count it once.
+        unique = {(p.name, p.value, p.dist.name if p.dist else ""): p for p in entry_points(group=GROUPS[kind])}
+        return list(unique.values())
+
+    def _load(self, kind: PluginKind, name: str) -> Any:
+        word = WORDS[kind]
+        points = self._of(kind)
+        matches = [point for point in points if normal(point.name) == normal(name)]
+        if not matches:
+            known = sorted({point.name for point in points})
+            listing = f" Installed: {', '.join(known)}." if known else ""
+            raise PluginError(
+                f"no {word} is called {name!r}.{near(name, known)}{listing} "
+                f"Install a plugin (pip install tinker-atropos-{name.replace('_', '-')}), or see "
+                f"`tinker-atropos {kind if kind != 'adapter' else 'env'} list`."
+            )
+        if len(matches) > 1:
+            owners = " and ".join(
+                f"{point.dist.name if point.dist else 'unknown'} ({point.value})" for point in matches
+            )
+            raise PluginError(f"two {word}s are called {name!r}: {owners}; uninstall one of them")
+        return self._spec(kind, matches[0])
+
+    def _spec(self, kind: PluginKind, point: EntryPoint) -> Any:
+        word, owner = WORDS[kind], point.dist.name if point.dist else "unknown"
+        try:
+            module = point.load()
+        except (Exception, SystemExit) as error:
+            raise PluginError(
+                f"{word} {point.name!r} of {owner} can't be imported from {point.value!r}: "
+                f"{type(error).__name__}: {error}; repair or uninstall {owner}"
+            ) from error
+        return self._register(kind, point.name, module, owner)
+
+    def _register(self, kind: PluginKind, name: str, module: ModuleType, owner: str) -> Any:
+        word, hook = WORDS[kind], HOOKS[kind]
+        # A manager of its own per plugin: each implements the same hook, and one broken plugin must not reach another.
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(Hooks)
+        try:
+            manager.register(module, f"{kind}:{normal(name)}")
+            manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise PluginError(f"{word} {name!r} of {owner}: {error}; hooks are {', '.join(_hook_names())}") from error
+        _refuse_unmarked(module, word, name, owner)
+        try:
+            specs = getattr(manager.hook, hook)()
+        except Exception as error:
+            raise PluginError(f"{word} {name!r} of {owner}: {hook} raised {type(error).__name__}: {error}") from error
+        if len(specs) != 1:
+            raise PluginError(
+                f"{word} {name!r} of {owner}: {module.__name__} must implement the hook {hook} exactly once"
+            )
+        spec = specs[0]
+        _check_spec(kind, name, spec, owner)
+        if self._hooks.get_plugin(f"{kind}:{normal(name)}") is None:
+            self._hooks.register(module, f"{kind}:{normal(name)}")
+        return spec
+
+
+def _hook_names() -> list[str]:
+    return [name for name in vars(Hooks) if not name.startswith("_")]
+
+
+def _refuse_unmarked(module: ModuleType, word: str, name: str, owner: str) -> None:
+    """A hook's name without @hookimpl would be silently ignored by pluggy."""
+    for hook in _hook_names():
+        function = getattr(module, hook, None)
+        if function is not None and not hasattr(function, f"{PROJECT}_impl"):
+            raise PluginError(f"{word} {name!r} of {owner}: {hook} lacks the @hookimpl decorator")
+
+
+def _check_spec(kind: PluginKind, name: str, spec: Any, owner: str) -> None:
+    from tinker_atropos.adapter import AdapterSpec
+    from tinker_atropos.environment import EnvironmentSpec
+    from tinker_atropos.trainer import TrainerSpec
+
+    kinds: dict[PluginKind, type[Any]] = {"env": EnvironmentSpec, "trainer": TrainerSpec, "adapter": AdapterSpec}
+    expected = kinds[kind]
+    if not isinstance(spec, expected):
+        raise PluginError(
+            f"{WORDS[kind]} {name!r} of {owner}: {HOOKS[kind]} returned {type(spec).__name__}, expected "
+            f"{expected.__name__}"
+        )
+    if normal(spec.name) != normal(name):
+        raise PluginError(
+            f"{WORDS[kind]} {name!r} of {owner} calls itself {spec.name!r}; entry point and specification must agree"
+        )
+
+
+def load_file(reference: str) -> Any:
+    """Return the EnvironmentSpec that `./my_env.py:env` names; raises `PluginError` with the line at fault."""
+    from tinker_atropos.environment import EnvironmentSpec
+
+    path_text, _, attribute = reference.rpartition(":")
+    if not path_text or attribute.endswith(".py"):
+        path_text, attribute = reference, "env"
+    path = Path(path_text).expanduser()
+    if not path.is_file():
+        raise PluginError(f"environment file {path_text!r} does not exist; give it as ./my_env.py:name")
+    module_name = f"tinker_atropos_file_{path.stem}"
+    found = importlib.util.spec_from_file_location(module_name, path)
+    if found is None or found.loader is None:
+        raise PluginError(f"environment file {path_text!r} is no Python file; give it as ./my_env.py:name")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[module_name] = module  # dataclasses and pickling look a class's module up here
+    sys.path.append(str(path.resolve().parent))  # so that it may import what lies beside it, also later
+    try:
+        found.loader.exec_module(module)
+    except TinkerAtroposError:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise PluginError(
+            f"environment file {path_text!r} fails: {type(error).__name__}: {error}{_line(error, path)}"
+        ) from error
+    spec = getattr(module, attribute, None)
+    if spec is None:
+        offered = [key for key, value in vars(module).items() if isinstance(value, EnvironmentSpec)]
+        raise PluginError(
+            f"{path_text!r} defines no {attribute!r}.{near(attribute, offered)} "
+            f"It defines these environments: {', '.join(offered) or 'none'}"
+        )
+    if not isinstance(spec, EnvironmentSpec):
+        raise PluginError(
+            f"{attribute!r} in {path_text!r} is {type(spec).__name__}, expected an EnvironmentSpec, as single_turn(…) "
+            "returns"
+        )
+    return spec
+
+
+def is_file_reference(name: str) -> bool:
+    """Whether an environment name means a file: `./my_env.py:env`, `my_env.py`."""
+    return name.endswith(".py") or ".py:" in name
+
+
+def _line(error: BaseException, path: Path) -> str:
+    lines = []
+    trace = error.__traceback__
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename).name == path.name:
+            lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def load_environment(name: str, **config: Any) -> Any:
+    """Return the environment `name`, made with these settings.
+
+    `name` is an installed plugin or `./my_env.py:env`. Raises `PluginError` for an unknown name and `ConfigError` for
+    an unknown setting or a wrong value.
+    """
+    from tinker_atropos.config import validate
+
+    spec = load_file(name) if is_file_reference(name) else Registry().load("env", name)
+    return spec.make(validate(spec.config, config, path=f"env {spec.name}"))
+
+
+def load_trainer(name: str, **config: Any) -> Any:
+    """Return the trainer `name`, made with these settings; errors as `load_environment`."""
+    from tinker_atropos.config import validate
+
+    spec = Registry().load("trainer", name)
+    return spec.make(validate(spec.config, config, path=f"trainer {spec.name}"))

@@ -1,0 +1,1 @@
+"""Rolls out episodes: text groups, their schedule, and evaluation."""

@@ -1,0 +1,211 @@
+"""Keeps groups in flight, as many as staleness allows; filters them and puts them into the state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tinker_atropos.errors import FilteredOut
+from tinker_atropos.rollout.group import GroupPlan, episodes_failed, run_group
+from tinker_atropos.rollout.policies import PolicyPool
+from tinker_atropos.rollout.schedule import Issued, TaskStream, derive_seed
+from tinker_atropos.trajectory import Group
+
+log = logging.getLogger(__name__)
+
+
+class GroupStore(Protocol):
+    """The part of State that a producer needs."""
+
+    async def put(self, group: Group, *, wait: float | None = None) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much may be in flight, and when to give up. Groups per batch, optimiser steps, counts of groups."""
+
+    groups_per_batch: int
+    total_steps: int
+    max_staleness: int
+    max_in_flight: int | None
+    filter_equal: bool
+    max_filtered_groups: int
+    max_failed_groups: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Discarded:
+    """A task that ended without being trained on. `group` is what there was of it."""
+
+    ordinal: int
+    id: str
+    reason: str
+    group: Group | None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the counts were last taken, for the metrics of a step."""
+
+    discarded: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    equal_scores: Counter[float] = field(default_factory=Counter)
+
+
+class Collector:
+    """The producer of a run's groups.
+
+    A group may start when the step that will train on it lies at most `max_staleness` ahead of the newest policy.
+    Groups are counted by the steps that take them, so nothing is started that is sure to be too old.
+    """
+
+    def __init__(
+        self,
+        environment: Any,
+        pool: PolicyPool,
+        store: GroupStore,
+        stream: TaskStream,
+        plan: GroupPlan,
+        bounds: Bounds,
+        *,
+        tokenizer: Any,
+        seed: int,
+        lineage: int,
+        first_step: int,
+        on_group: Callable[[Group], None] = lambda group: None,
+    ) -> None:
+        self._environment, self._pool, self._store, self._stream = environment, pool, store, stream
+        self._plan, self._bounds, self._tokenizer = plan, bounds, tokenizer
+        self._seed, self._lineage, self._on_group = seed, lineage, on_group
+        self._taken = first_step * bounds.groups_per_batch
+        self._kept = 0
+        self._flying: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._filtered_in_a_row = self._failed_in_a_row = 0
+        self._last_scores: tuple[float, ...] = ()
+        self.ordinals: dict[str, int] = {}
+        self.counts = Counts()
+        self.discarded: list[Discarded] = []
+        self.finished_groups = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Groups that are being rolled out."""
+        return len(self._flying)
+
+    async def run(self) -> None:
+        """Produce until cancelled. Raises `FilteredOut` or `EpisodesFailed` where going on makes no sense."""
+        try:
+            while True:
+                while self._may_start():
+                    issued = self._stream.next()
+                    self._flying.add(asyncio.create_task(self._roll(issued)))
+                waker = asyncio.create_task(self._wake.wait())
+                try:
+                    await asyncio.wait({waker, *self._flying}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waker.cancel()
+                self._wake.clear()
+                ended = {task for task in self._flying if task.done()}
+                self._flying -= ended
+                for task in ended:
+                    task.result()
+        finally:
+            flying = list(self._flying)
+            for task in flying:
+                task.cancel()
+            await asyncio.gather(*flying, return_exceptions=True)
+
+    def policy_changed(self) -> None:
+        """A newer policy was adopted."""
+        self._wake.set()
+
+    def taken(self, groups: int) -> None:
+        """The trainer took this many groups into a step."""
+        self._taken += groups
+        self._kept -= groups
+        self._wake.set()
+
+    def discard(self, group: Group, reason: str) -> None:
+        """A kept group ends without being trained on, and is replaced."""
+        self._kept -= 1
+        self._end(self.ordinals.pop(group.id), group.id, reason, group)
+        self._wake.set()
+
+    def consumed(self, group: Group) -> None:
+        """A group was trained on."""
+        self._stream.end(self.ordinals.pop(group.id))
+
+    def take_counts(self) -> Counts:
+        """Return the counts since the last call."""
+        counts, self.counts = self.counts, Counts()
+        return counts
+
+    def take_discarded(self) -> list[Discarded]:
+        """Return what was discarded since the last call."""
+        discarded, self.discarded = self.discarded, []
+        return discarded
+
+    def _may_start(self) -> bool:
+        bounds, newest = self._bounds, self._pool.newest
+        if newest is None:
+            return False
+        if bounds.max_in_flight is not None and len(self._flying) >= bounds.max_in_flight:
+            return False
+        steps = min(newest.step + bounds.max_staleness + 1, bounds.total_steps)
+        return self._taken + self._kept + len(self._flying) < steps * bounds.groups_per_batch
+
+    async def _roll(self, issued: Issued) -> None:
+        id = f"{self._lineage}-{issued.ordinal:06d}"
+        async with self._pool.use() as policy:
+            group, report = await run_group(
+                self._environment,
+                policy,
+                self._tokenizer,
+                issued.task,
+                self._plan,
+                id=id,
+                seed=derive_seed(self._seed, "group", issued.ordinal),
+            )
+        self.finished_groups += 1
+        self.counts.failures.update(report.failures)
+        if group is None:
+            self._failed_in_a_row += 1
+            self._end(issued.ordinal, id, "failed", None)
+            if self._failed_in_a_row >= self._bounds.max_failed_groups:
+                raise episodes_failed(self._failed_in_a_row, report.last_error)
+            return
+        self._failed_in_a_row = 0
+        if self._bounds.filter_equal and len(set(group.scores)) == 1:
+            self._filter(issued, group)
+            return
+        self._filtered_in_a_row = 0
+        self.ordinals[id] = issued.ordinal
+        self._kept += 1
+        self._on_group(group)
+        if await self._store.put(group) != "accepted":
+            self._kept -= 1
+            log.error("group %s was put twice; the second is dropped", id)
+
+    def _filter(self, issued: Issued, group: Group) -> None:
+        self._filtered_in_a_row += 1
+        self.counts.equal_scores[group.scores[0]] += 1
+        self._end(issued.ordinal, group.id, "equal_scores", group)
+        if self._filtered_in_a_row >= self._bounds.max_filtered_groups:
+            score = group.scores[0]
+            raise FilteredOut(
+                f"{self._filtered_in_a_row} groups in a row had equal scores (the last: {score:g} for each of "
+                f"{len(group.scores)}), so there is nothing to learn from: the model "
+                f"{'never' if score <= 0 else 'always'} earns the reward, or the reward can't tell its answers apart. "
+                "Use easier or harder tasks, another model, a larger env.group_size, or "
+                "env.ensure_scores_are_not_same=false to train on such groups all the same"
+            )
+
+    def _end(self, ordinal: int, id: str, reason: str, group: Group | None) -> None:
+        self._stream.end(ordinal)
+        self.counts.discarded[reason] += 1
+        self.discarded.append(Discarded(ordinal, id, reason, group))

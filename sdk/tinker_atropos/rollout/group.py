@@ -1,0 +1,205 @@
+"""One group: episodes of one task side by side, their retries, and the first turn sampled in one request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tinker_atropos.adapter import Prompt, SessionFactory
+from tinker_atropos.environment import score_group
+from tinker_atropos.errors import DataError, EpisodesFailed, RunError
+from tinker_atropos.rollout.episode import EpisodeLimits, run_episode, sampling_params
+from tinker_atropos.rollout.schedule import derive_seed
+from tinker_atropos.trainer import TextPolicy
+from tinker_atropos.trajectory import Group, Sample, Stop, TaskRef, Trajectory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """How every group of a run is rolled out."""
+
+    sessions: SessionFactory
+    limits: EpisodeLimits
+    stop: Stop
+    size: int
+    min_size: int
+    timeout: float
+    retries: int
+    temperature: float
+    top_p: float
+    top_k: int
+
+
+@dataclass(slots=True)
+class GroupReport:
+    """What happened beside the group itself: failed tries by cause, for the metrics."""
+
+    failures: Counter[str] = field(default_factory=Counter)
+    last_error: str = ""
+
+
+class FirstTurn:
+    """Gathers the first prompts of a group: equal ones become one request of several samples.
+
+    The request goes out once each of the `size` members has asked or left. Members are served in their own order, so
+    which sample a member gets does not depend on who asked first.
+    """
+
+    def __init__(self, policy: TextPolicy, plan: GroupPlan, size: int, seed: int) -> None:
+        self._policy, self._plan, self._seed = policy, plan, seed
+        self._missing = size
+        self._asked: dict[int, tuple[Prompt, asyncio.Future[Sample]]] = {}
+        self._requests: set[asyncio.Task[None]] = set()
+
+    async def ask(self, member: int, prompt: Prompt) -> Sample:
+        """Return this member's sample; raises what the policy raised."""
+        future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
+        self._asked[member] = (prompt, future)
+        self._arrive()
+        return await future
+
+    def leave(self, member: int) -> None:
+        """Count a member that ended before it asked."""
+        if member not in self._asked:
+            self._asked[member] = (Prompt(np.zeros(0, np.int32), 0, None), asyncio.Future())
+            self._asked[member][1].cancel()
+            self._arrive()
+
+    async def cancel(self) -> None:
+        """Cancel what is under way."""
+        for request in self._requests:
+            request.cancel()
+        await asyncio.gather(*self._requests, return_exceptions=True)
+
+    def _arrive(self) -> None:
+        self._missing -= 1
+        if self._missing:
+            return
+        alike: dict[tuple[bytes, int], list[int]] = {}
+        for member in sorted(self._asked):
+            prompt, future = self._asked[member]
+            if not future.done():
+                alike.setdefault((prompt.tokens.tobytes(), prompt.max_tokens), []).append(member)
+        for members in alike.values():
+            request = asyncio.create_task(self._request(members))
+            self._requests.add(request)
+            request.add_done_callback(self._requests.discard)
+
+    async def _request(self, members: list[int]) -> None:
+        prompt = self._asked[members[0]][0]
+        futures = [self._asked[member][1] for member in members]
+        plan = self._plan
+        params = sampling_params(
+            prompt,
+            temperature=plan.temperature,
+            top_p=plan.top_p,
+            top_k=plan.top_k,
+            seed=derive_seed(self._seed, "turn", 0, members[0]),
+        )
+        try:
+            samples = await self._policy.sample(prompt.tokens, params, len(members))
+        except BaseException as error:
+            cancelled = isinstance(error, asyncio.CancelledError)
+            for future in futures:
+                if not future.done():
+                    future.cancel() if cancelled else future.set_exception(error)
+            if cancelled or not isinstance(error, Exception):
+                raise
+            return
+        for future, sample in zip(futures, samples, strict=True):
+            if not future.done():
+                future.set_result(sample)
+
+
+async def run_group(
+    environment: Any, policy: TextPolicy, tokenizer: Any, task: TaskRef, plan: GroupPlan, *, id: str, seed: int
+) -> tuple[Group | None, GroupReport]:
+    """Roll out a group; None if too few of its episodes came through.
+
+    A failed episode (an error of the environment, a time-out, no sample) is tried again `plan.retries` times. A group
+    with at least `plan.min_size` whole episodes is completed with those. `RunError`s are not absorbed: they concern the
+    whole run.
+    """
+    report = GroupReport()
+    first = FirstTurn(policy, plan, plan.size, seed)
+    members = [
+        asyncio.create_task(_member(environment, policy, tokenizer, task, plan, first, number, seed, report))
+        for number in range(plan.size)
+    ]
+    try:
+        ended = await asyncio.gather(*members)
+    finally:
+        for member in members:
+            member.cancel()
+        await first.cancel()
+        await asyncio.gather(*members, return_exceptions=True)
+    whole = tuple(trajectory for trajectory in ended if trajectory is not None)
+    if len(whole) < plan.min_size:
+        return None, report
+    group = await score_group(environment, Group(id=id, task=task, trajectories=whole))
+    if not all(np.isfinite(group.scores)):
+        raise DataError(
+            f"score_group of {type(environment).__name__} returned scores {group.scores}; they must be finite"
+        )
+    return group, report
+
+
+async def _member(
+    environment: Any,
+    policy: TextPolicy,
+    tokenizer: Any,
+    task: TaskRef,
+    plan: GroupPlan,
+    first: FirstTurn,
+    number: int,
+    seed: int,
+    report: GroupReport,
+) -> Trajectory | None:
+    for attempt in range(plan.retries + 1):
+
+        async def ask(prompt: Prompt, turn: int, attempt: int = attempt) -> Sample:
+            if turn == 0 and attempt == 0:
+                return await first.ask(number, prompt)
+            params = sampling_params(
+                prompt,
+                temperature=plan.temperature,
+                top_p=plan.top_p,
+                top_k=plan.top_k,
+                seed=derive_seed(seed, "turn", turn, number, attempt),
+            )
+            return (await policy.sample(prompt.tokens, params, 1))[0]
+
+        try:
+            async with asyncio.timeout(plan.timeout):
+                return await run_episode(environment, task, plan.sessions, tokenizer, ask, plan.limits, stop=plan.stop)
+        except RunError:
+            raise
+        except TimeoutError as error:
+            _note(
+                report, "timeout", f"no end within {plan.timeout:g} s (rollout.episode_timeout) {error}".strip(), task
+            )
+        except Exception as error:
+            _note(report, type(error).__name__, f"{type(error).__name__}: {error}", task)
+        finally:
+            first.leave(number)
+    return None
+
+
+def _note(report: GroupReport, cause: str, text: str, task: TaskRef) -> None:
+    report.failures[cause] += 1
+    report.last_error = text
+    log.warning("an episode of task %s/%d failed: %s", task.split, task.index, text)
+
+
+def episodes_failed(groups: int, last_error: str) -> EpisodesFailed:
+    """Return the error that ends a run whose episodes keep failing."""
+    return EpisodesFailed(
+        f"{groups} groups in a row failed (rollout.max_failed_groups); the last cause: {last_error or 'unknown'}"
+    )

@@ -1,0 +1,279 @@
+"""The folder of one run: configuration, metrics, rollouts, manifests, log. Written so that a crash leaves it whole."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from tinker_atropos.errors import CheckpointError, ConfigError, RunError
+from tinker_atropos.rollout.records import write_records
+from tinker_atropos.trainer import Checkpoint
+from tinker_atropos.yaml_file import read_yaml, write_yaml
+
+MANIFEST_VERSION = 1
+
+# What may differ between a run and its resumption; everything else decides what the run is.
+MAY_CHANGE = {
+    "env.total_steps",
+    "env.steps_per_eval",
+    "env.max_num_workers",
+    "rollout.eval_tasks",
+    "rollout.show_every",
+    "rollout.episode_timeout",
+    "rollout.episode_retries",
+    "rollout.max_failed_groups",
+    "rollout.max_filtered_groups",
+    "run.output",
+    "run.previews",
+    "openai.num_requests_for_eval",
+}
+MAY_CHANGE_IN_TRAINER = {"save_checkpoint_interval", "local_threads", "checkpoint_ttl_seconds", "base_url"}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A run checkpoint: what of the run is final at `step`. Written atomically, and after all that it names.
+
+    `consumed` are the groups trained on since the manifest before; `cursor` is the task stream's.
+    """
+
+    run: str
+    lineage: int
+    step: int
+    checkpoint: Checkpoint
+    consumed: tuple[str, ...]
+    cursor: Mapping[str, Any]
+    finished: bool = False
+    created: float = field(default_factory=time.time)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready mapping."""
+        return {"version": MANIFEST_VERSION, **asdict(self), "consumed": list(self.consumed)}
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Manifest:
+        """Return the manifest of a mapping; raises `KeyError`, `TypeError` or `ValueError` for a damaged one."""
+        if content["version"] != MANIFEST_VERSION:
+            raise ValueError(f"manifest version {content['version']}, this program reads {MANIFEST_VERSION}")
+        return Manifest(
+            run=content["run"],
+            lineage=int(content["lineage"]),
+            step=int(content["step"]),
+            checkpoint=Checkpoint(**content["checkpoint"]),
+            consumed=tuple(content["consumed"]),
+            cursor={"next": int(content["cursor"]["next"]), "open": [int(n) for n in content["cursor"]["open"]]},
+            finished=bool(content["finished"]),
+            created=float(content["created"]),
+        )
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that after a crash there is the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunError(
+            f"{path} can't be written: {error.strerror or error}; free space, then continue with --resume"
+        ) from error
+
+
+class RunFolder:
+    """One run's folder, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON line a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @staticmethod
+    def check_place(path: Path) -> None:
+        """Raise `ConfigError` if a folder can't be made at `path`, before anything slow is done."""
+        for place in (path, *path.parents):
+            if place.is_dir():
+                if not os.access(place, os.W_OK | os.X_OK):
+                    raise ConfigError(
+                        f"run folder {str(path)!r} can't be made: {str(place)!r} can't be written to; choose another "
+                        "with --output"
+                    )
+                return
+            if place.exists():
+                raise ConfigError(
+                    f"run folder {str(path)!r} can't be made: {str(place)!r} is a file; choose another with --output"
+                )
+
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return self.config_file.is_file()
+
+    def create(self, config: Mapping[str, Any]) -> None:
+        """Make the folder for a new run and hold it; raises `ConfigError` if there is one or it can't be made."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"run folder {str(self.path)!r} can't be made: {error.strerror}; choose another with --output or --name"
+            ) from None
+        self._hold()
+        if self.exists():
+            raise ConfigError(
+                f"run folder {str(self.path)!r} holds a run already; continue it with --resume, or choose another "
+                "--name"
+            )
+        for name in ("rollouts", "evaluations", "manifests"):
+            (self.path / name).mkdir(exist_ok=True)
+        write_atomically(self.config_file, write_yaml(dict(config)).encode())
+
+    def reopen(self, config: Mapping[str, Any], trainer: str) -> None:
+        """Hold the folder of a run that is to be continued; raises `ConfigError` if its configuration is another."""
+        if not self.exists():
+            raise ConfigError(f"--resume: there is no run in {str(self.path)!r}{self._others()}")
+        self._hold()
+        changed = list(_differences(read_yaml(self.config_file), config, trainer))
+        if changed:
+            raise ConfigError(
+                f"--resume: the run in {str(self.path)!r} has another configuration: {'; '.join(changed)}. "
+                "Leave those out to continue it, or start a new run with another --name"
+            )
+        write_atomically(self.config_file, write_yaml(dict(config)).encode())
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def manifests(self) -> list[Manifest]:
+        """Return the whole manifests, oldest first; a damaged one is passed over."""
+        found = []
+        for path in sorted((self.path / "manifests").glob("step-*.json")):
+            try:
+                found.append(Manifest.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+            except (OSError, KeyError, TypeError, ValueError):
+                continue
+        return sorted(found, key=lambda manifest: (manifest.step, manifest.lineage))
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Write a manifest; it decides from now on where the run continues."""
+        content = json.dumps(manifest.as_dict(), indent=1).encode()
+        write_atomically(self.path / "manifests" / f"step-{manifest.step:06d}.json", content)
+
+    def append_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Append one line."""
+        try:
+            with self.metrics_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(dict(metrics), allow_nan=False) + "\n")
+        except OSError as error:
+            raise RunError(
+                f"{self.metrics_file} can't be written: {error.strerror}; free space, then --resume"
+            ) from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the lines; a half-written last one is passed over."""
+        if not self.metrics_file.exists():
+            return []
+        rows = []
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+        return rows
+
+    def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write the groups that ended with a step: those trained on, and those discarded since the step before."""
+        write_records(self.path / "rollouts" / f"step-{step:06d}.jsonl.gz", records)
+
+    def write_unfinished(self, lineage: int, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write the groups that a stopped run had ready and did not train on."""
+        write_records(self.path / "rollouts" / f"stopped-{lineage}.jsonl.gz", records)
+
+    def write_evaluation(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write the episodes of an evaluation."""
+        write_records(self.path / "evaluations" / f"step-{step:06d}.jsonl.gz", records)
+
+    def rewind(self, step: int, lineage: int) -> None:
+        """Put aside, under `dead/lineage-<n>`, what came after `step`: it belongs to weights that did not survive."""
+        dead = self.path / "dead" / f"lineage-{lineage}"
+        for kind in ("rollouts", "evaluations"):
+            for path in sorted((self.path / kind).glob("step-*.jsonl.gz")):
+                if int(path.name[5:11]) > step:
+                    (dead / kind).mkdir(parents=True, exist_ok=True)
+                    path.replace(dead / kind / path.name)
+        rows = self.read_metrics()
+        late = [row for row in rows if row["step"] > step]
+        if late:
+            dead.mkdir(parents=True, exist_ok=True)
+            write_atomically(dead / "metrics.jsonl", _lines(late))
+        write_atomically(self.metrics_file, _lines([row for row in rows if row["step"] <= step]))
+
+    def next_lineage(self) -> int:
+        """Return the number of the next lineage and note that it was taken."""
+        path = self.path / "lineage"
+        number = int(path.read_text()) + 1 if path.exists() else 0
+        write_atomically(path, str(number).encode())
+        return number
+
+    def _hold(self) -> None:
+        lock = (self.path / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ConfigError(
+                f"run folder {str(self.path)!r} is in use by another process; wait for it or choose another --name"
+            ) from None
+        self._lock = lock
+
+    def _others(self) -> str:
+        if not self.path.parent.is_dir():
+            return ""
+        names = sorted(path.parent.name for path in self.path.parent.glob("*/config.yaml"))
+        return f"; runs there: {', '.join(names[-8:])}" if names else ""
+
+
+def latest_manifest(folder: RunFolder) -> Manifest | None:
+    """Return the newest whole manifest; raises `CheckpointError` if there are only damaged ones."""
+    manifests = folder.manifests()
+    if not manifests and any((folder.path / "manifests").glob("step-*.json")):
+        raise CheckpointError(f"every manifest in {folder.path / 'manifests'} is damaged; start a new run")
+    return manifests[-1] if manifests else None
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(dict(row)) + "\n" for row in rows).encode()
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], trainer: str) -> Iterable[str]:
+    free = MAY_CHANGE | {f"{trainer}.{key}" for key in MAY_CHANGE_IN_TRAINER}
+    for section in sorted({*old, *new}):
+        before, after = old.get(section) or {}, new.get(section) or {}
+        for key in sorted({*before, *after}):
+            path = f"{section}.{key}"
+            if path not in free and before.get(key) != after.get(key):
+                yield f"{path} was {before.get(key)!r}, now {after.get(key)!r}"

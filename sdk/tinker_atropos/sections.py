@@ -1,0 +1,116 @@
+"""The sections every configuration has, with the keys of Atropos and of the original tinker-atropos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A section of the file; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class RunSection(Section):
+    """What runs, and where it writes."""
+
+    env: str | None = Field(None, description="environment plugin, or ./my_env.py:env")
+    trainer: str | None = Field(None, description="trainer plugin")
+    name: str | None = Field(None, description="name of the run folder; default: environment, trainer and time")
+    output: Path = Field(Path("runs"), description="folder that holds the run folders")
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of task order, episodes, sampling and initial weights")
+    deterministic: bool = Field(
+        False, description="one seed gives one result: a request's samples form a batch of their own (slower)"
+    )
+    previews: int = Field(3, ge=0, description="test problems shown before and after training; 0: none")
+
+
+class EnvSection(Section):
+    """The keys of Atropos' `env` section. The environment plugin's own keys stand beside them."""
+
+    group_size: int = Field(16, ge=1, description="episodes per task")
+    batch_size: int = Field(128, ge=1, description="trajectories per optimiser step, a multiple of group_size")
+    total_steps: int = Field(50, ge=1, description="optimiser steps")
+    steps_per_eval: int = Field(25, ge=0, description="steps between evaluations; 0: none at all")
+    max_batches_offpolicy: int = Field(1, ge=0, description="default of rollout.max_staleness")
+    max_token_length: int | None = Field(
+        None, ge=2, description="most tokens of an episode; default: the model's context"
+    )
+    max_num_workers: int = Field(-1, ge=-1, description="groups in flight at most; -1: as many as staleness allows")
+    ensure_scores_are_not_same: bool = Field(True, description="replace groups whose scores are all equal")
+    tokenizer_name: str | None = Field(None, description="tokenizer in place of the model's own: hub id or folder")
+    rollout_server_url: str | None = Field(
+        None, description="Atropos trajectory API; the parts run in one process here"
+    )
+    use_wandb: bool = Field(False, description="Weights & Biases logging")
+    wandb_name: str | None = Field(None, description="Weights & Biases name of the environment")
+
+
+class OpenAISection(Section):
+    """One entry of Atropos' `openai` section."""
+
+    model_name: str | None = Field(None, description="model to train; default: the trainer's")
+    base_url: str | None = Field(None, description="inference endpoint; the trainer's own policy is sampled here")
+    api_key: str | None = Field(None, description="key of that endpoint")
+    weight: float = Field(1.0, description="share of requests among several endpoints")
+    num_requests_for_eval: int | None = Field(None, ge=1, description="evaluation episodes in flight at most")
+    server_type: str | None = Field(None, description="kind of that endpoint")
+
+
+class RolloutSection(Section):
+    """How episodes are rolled out."""
+
+    adapter: str = Field("managed_server", description="adapter that turns messages into tokens and back")
+    max_staleness: int | None = Field(
+        None, ge=0, description="optimiser steps a turn may be old when trained on; default: env.max_batches_offpolicy"
+    )
+    max_filtered_groups: int = Field(64, ge=1, description="equal-score groups in a row after which the run stops")
+    max_failed_groups: int = Field(16, ge=1, description="failed groups in a row after which the run stops")
+    max_tokens: int | None = Field(
+        None, ge=1, description="new tokens per turn; default: the environment's, or the room"
+    )
+    max_turns: int = Field(64, ge=1, description="turns after which an episode is cut off")
+    temperature: float = Field(1.0, ge=0.0, le=100.0, description="sampling temperature; other than 1 is off-policy")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus sampling; other than 1 is off-policy")
+    top_k: int = Field(-1, ge=-1, description="top-k sampling; other than -1 is off-policy")
+    episode_timeout: float = Field(600.0, gt=0, description="seconds for one episode")
+    episode_retries: int = Field(1, ge=0, description="further tries of a failed episode")
+    min_group_size: int | None = Field(
+        None, ge=1, description="complete a group with failed episodes from this size; default: only whole groups"
+    )
+    context_overflow: Literal["truncate", "drop"] = Field(
+        "truncate", description="a prompt without room: truncate ends the episode and keeps it, drop fails it"
+    )
+    eval_tasks: int = Field(128, ge=1, description="test tasks per evaluation")
+    eval_temperature: float = Field(0.0, ge=0.0, le=100.0, description="sampling temperature of evaluations")
+    show_every: int = Field(5, ge=0, description="steps between real rollouts shown; 0: none")
+
+
+class ServicesSection(Section):
+    """Roles as services. Empty: all three in this process."""
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "run": RunSection,
+    "env": EnvSection,
+    "rollout": RolloutSection,
+    "services": ServicesSection,
+    "openai": OpenAISection,
+}
+FLAGS = ("slurm", "testing")
+
+# Keys of the original files that nothing here reads, with the reason.
+UNUSED = {
+    "env.rollout_server_url": "environment and trainer share this process",
+    "env.use_wandb": "metrics go to metrics.jsonl",
+    "env.wandb_name": "metrics go to metrics.jsonl",
+    "openai.base_url": "the trainer's own policy is sampled",
+    "openai.api_key": "the trainer's own policy is sampled",
+    "openai.weight": "the trainer's own policy is sampled",
+    "openai.server_type": "the trainer's own policy is sampled",
+    "slurm": "everything runs on this machine",
+    "testing": "nothing depends on it",
+}

@@ -1,0 +1,16 @@
+"""The contract tests, as public API: run them from your own tests."""
+
+from __future__ import annotations
+
+from tinker_atropos.contract_tests.environment import ContractViolated, check_environment
+from tinker_atropos.contract_tests.ledger import Ledger, LedgerViolated, check_ledger
+from tinker_atropos.contract_tests.state import check_state
+
+__all__ = [
+    "ContractViolated",
+    "Ledger",
+    "LedgerViolated",
+    "check_environment",
+    "check_ledger",
+    "check_state",
+]
