@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from tinker_atropos.config import Config
 from tinker_atropos.errors import ConfigError, DataError, RunError, TinkerAtroposError, UpdateUncertain
 from tinker_atropos.progress import Progress
 from tinker_atropos.registry import Registry, normal
-from tinker_atropos.rollout.collect import Bounds, Collector
+from tinker_atropos.rollout.collect import Bounds, Collector, Discarded
 from tinker_atropos.rollout.episode import EpisodeLimits
 from tinker_atropos.rollout.evaluate import Evaluation, evaluate
 from tinker_atropos.rollout.group import GroupPlan
@@ -279,9 +280,14 @@ class _Attempt:
         checkpoint: Checkpoint | None = self.manifest.checkpoint if self.manifest else None
         while self.step < total:
             began = time.monotonic()
-            groups = await self._unless_stopped(
-                self._batch(collector, fence), "waiting for groups from the environment", collector, trainer, stream
-            )
+            try:
+                groups = await self._unless_stopped(
+                    self._batch(collector, fence), "waiting for groups from the environment"
+                )
+            except Stopped:
+                if self.consumed:
+                    await self._save(trainer, stream, fence, final=False)
+                raise
             waited = time.monotonic() - began
             self._enter("training")
             update = await self._guarded(trainer.update(Batch(self.step, groups)))
@@ -290,14 +296,16 @@ class _Attempt:
             for group in groups:
                 collector.consumed(group)
                 self.consumed.append(group.id)
-            metrics = self._metrics(groups, update, collector, waited, trained)
-            await asyncio.to_thread(self._write_rollouts, groups, update, collector, metrics)
+            discarded = collector.take_discarded()
+            metrics = self._metrics(groups, discarded, update, collector, waited, trained)
+            await asyncio.to_thread(self._write_rollouts, groups, discarded, update)
+            collector.recorded(discarded)
             await self.state.publish(update.ref)
             last = self.step >= total
-            if config.env.steps_per_eval and (last or self.step % config.env.steps_per_eval == 0):
-                metrics |= await self._evaluate(pool, tokenizer, self.step, previews=last)
-            elif last:
-                await self._evaluate(pool, tokenizer, self.step, previews=True)
+            due = config.env.steps_per_eval and self.step % config.env.steps_per_eval == 0
+            if last or (due and not self.stop.is_set()):
+                with suppress(Stopped):  # the step itself is done, and is kept
+                    metrics |= await self._evaluate(pool, tokenizer, self.step, previews=last)
             self.folder.append_metrics(metrics)
             self._notify("on_metrics", step=self.step, metrics=metrics)
             self.progress.step(metrics, total)
@@ -335,10 +343,19 @@ class _Attempt:
         return ""
 
     def _metrics(
-        self, groups: Sequence[Group], update: Update, collector: Collector, waited: float, trained: float
+        self,
+        groups: Sequence[Group],
+        discarded: Sequence[Discarded],
+        update: Update,
+        collector: Collector,
+        waited: float,
+        trained: float,
     ) -> dict[str, float]:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        rewards = np.array([trajectory.reward for trajectory in trajectories])
+        # The reward curve counts what was filtered out too: without it a policy that gets everything right would show
+        # only the groups in which it did not.
+        left = [t for ended in discarded if ended.group is not None for t in ended.group.trajectories]
+        rewards = np.array([trajectory.reward for trajectory in [*trajectories, *left]])
         sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
         staleness = [self.step - 1 - group.oldest_step for group in groups]
         counts = collector.take_counts()
@@ -350,6 +367,7 @@ class _Attempt:
             "reward/std": float(rewards.std()),
             "reward/min": float(rewards.min()),
             "reward/max": float(rewards.max()),
+            "reward/trained_mean": float(np.mean([trajectory.reward for trajectory in trajectories])),
             "staleness/mean": float(np.mean(staleness)),
             "staleness/max": float(max(staleness)),
             **{f"staleness/count_{age}": float(number) for age, number in sorted(Counter(staleness).items())},
@@ -381,9 +399,7 @@ class _Attempt:
             )
         return metrics
 
-    def _write_rollouts(
-        self, groups: Sequence[Group], update: Update, collector: Collector, metrics: dict[str, float]
-    ) -> None:
+    def _write_rollouts(self, groups: Sequence[Group], discarded: Sequence[Discarded], update: Update) -> None:
         ordinal = {group.id: int(group.id.partition("-")[2]) for group in groups}
         records = [
             group_record(
@@ -391,7 +407,7 @@ class _Attempt:
             )
             for place, group in enumerate(groups)
         ]
-        for ended in collector.take_discarded():
+        for ended in discarded:
             records.append(
                 {"group": ended.id, "ordinal": ended.ordinal, "outcome": "discarded", "reason": ended.reason}
                 | {"step": self.step, "trajectories": []}
@@ -509,14 +525,7 @@ class _Attempt:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _unless_stopped(
-        self,
-        work: Coroutine[Any, Any, Result],
-        stage: str,
-        collector: Collector | None = None,
-        trainer: Trainer | None = None,
-        stream: TaskStream | None = None,
-    ) -> Result:
+    async def _unless_stopped(self, work: Coroutine[Any, Any, Result], stage: str) -> Result:
         """Await work that may be given up when the user asks the run to stop."""
         self._enter(stage)
         asked = asyncio.create_task(self.stop.wait())
@@ -527,8 +536,6 @@ class _Attempt:
                 return await task
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            if trainer is not None and stream is not None and self.consumed:
-                await self._save(trainer, stream, await self.state.fence(), final=False)
             raise self._stopped()
         finally:
             asked.cancel()

@@ -1,4 +1,4 @@
-"""Reads YAML strictly: no doubled keys, numbers as YAML 1.2 has them, errors with file and line."""
+"""Reads YAML strictly: no doubled keys, numbers as YAML 1.2 has them, errors with file and line. Writes what it reads."""
 
 from __future__ import annotations
 
@@ -10,20 +10,35 @@ import yaml
 
 from tinker_atropos.errors import ConfigError
 
+_INT = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
+_NUMBERS = {
+    _INT: re.compile(r"^(?:[-+]?[0-9][0-9_]*|0o[0-7]+|0x[0-9a-fA-F]+)$"),
+    _FLOAT: re.compile(
+        r"^(?:[-+]?(?:[0-9][0-9_]*\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+}
+_FIRST = list("-+.0123456789")
+# What the constructors of PyYAML raise, beside its own errors, on an explicit tag that does not fit its value.
+_MALFORMED = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML follows YAML 1.1, where `1e-4` is text and `2026-12-01` a date; people mean a number and a name."""
+    """PyYAML follows YAML 1.1, where `1e-4` is text, `1:30` is 90, `017` is 15 and `2026-12-01` is a date."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either version of YAML would take for something else."""
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (*_NUMBERS, "tag:yaml.org,2002:timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+for _tag, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, _pattern, _FIRST)
+    _Dumper.add_implicit_resolver(_tag, _pattern, _FIRST)
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -39,15 +54,34 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return yaml.constructor.SafeConstructor.construct_mapping(loader, node, deep=True)
 
 
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node)).replace("_", "")
+    if len(text) > 40:
+        raise yaml.constructor.ConstructorError(None, None, f"{text[:20]}… is too large a number", node.start_mark)
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_constructor(_INT, _integer)
 
 
 def parse_value(text: str) -> Any:
-    """Return the value that `text` means in YAML, as in `--set key=text`; text that is no YAML stays text."""
+    """Return the value that `text` means in YAML, as in `--set key=text`.
+
+    Text that is no YAML stays text, and so does what YAML would take for a comment or fold into another line.
+    """
+    plain = text.strip(" ")
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
-        return text
+        value = yaml.load(text, Loader=_Loader)
+    except _MALFORMED:
+        return plain
+    if value is None and plain.lower() not in ("", "~", "null"):
+        return plain  # `#1`: all comment
+    if "#" in plain and plain[:1] not in ("'", '"', "[", "{"):
+        return plain
+    if isinstance(value, str) and plain[:1] not in ("'", '"', "|", ">"):
+        return plain
+    return value
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -58,15 +92,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"configuration file {str(path)!r} does not exist") from None
     except IsADirectoryError:
         raise ConfigError(f"configuration file {str(path)!r} is a folder; name the .yaml file in it") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
         raise ConfigError(f"configuration file {str(path)!r} can't be read: {error}") from None
     try:
         content = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except _MALFORMED as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{place}: {problem}") from None
+        problem = getattr(error, "problem", None) or f"not readable as YAML: {error}"
+        raise ConfigError(f"{place}: {' '.join(problem.split())}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -75,5 +109,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def write_yaml(content: dict[str, Any]) -> str:
-    """Return a mapping as YAML text in its own order."""
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+    """Return a mapping as YAML text in its own order; `read_yaml` gives it back unchanged."""
+    # No folding: a value without a line end takes one line, so a comment may follow it.
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31)
+    return text

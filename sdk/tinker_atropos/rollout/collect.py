@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -136,6 +136,11 @@ class Collector:
         self._end(self.ordinals.pop(group.id), group.id, reason, group)
         self._wake.set()
 
+    def recorded(self, discarded: Iterable[Discarded]) -> None:
+        """Discarded tasks were written down, so a checkpoint may count them as ended."""
+        for ended in discarded:
+            self._stream.end(ended.ordinal)
+
     def consumed(self, group: Group) -> None:
         """A group was trained on."""
         self._stream.end(self.ordinals.pop(group.id))
@@ -146,7 +151,7 @@ class Collector:
         return counts
 
     def take_discarded(self) -> list[Discarded]:
-        """Return what was discarded since the last call."""
+        """Return what was discarded since the last call; their tasks stay open until `recorded`."""
         discarded, self.discarded = self.discarded, []
         return discarded
 
@@ -206,6 +211,5 @@ class Collector:
             )
 
     def _end(self, ordinal: int, id: str, reason: str, group: Group | None) -> None:
-        self._stream.end(ordinal)
         self.counts.discarded[reason] += 1
         self.discarded.append(Discarded(ordinal, id, reason, group))

@@ -12,7 +12,7 @@ import numpy as np
 
 from tinker_atropos.adapter import Prompt, SessionFactory
 from tinker_atropos.environment import score_group
-from tinker_atropos.errors import DataError, EpisodesFailed, RunError
+from tinker_atropos.errors import ConfigError, DataError, EpisodesFailed, PluginError, RunError
 from tinker_atropos.rollout.episode import EpisodeLimits, run_episode, sampling_params
 from tinker_atropos.rollout.schedule import derive_seed
 from tinker_atropos.trainer import TextPolicy
@@ -124,8 +124,8 @@ async def run_group(
     """Roll out a group; None if too few of its episodes came through.
 
     A failed episode (an error of the environment, a time-out, no sample) is tried again `plan.retries` times. A group
-    with at least `plan.min_size` whole episodes is completed with those. `RunError`s are not absorbed: they concern the
-    whole run.
+    with at least `plan.min_size` whole episodes is completed with those. Errors that concern the whole run (`RunError`,
+    `ConfigError`, `PluginError`) are not absorbed.
     """
     report = GroupReport()
     first = FirstTurn(policy, plan, plan.size, seed)
@@ -179,8 +179,8 @@ async def _member(
         try:
             async with asyncio.timeout(plan.timeout):
                 return await run_episode(environment, task, plan.sessions, tokenizer, ask, plan.limits, stop=plan.stop)
-        except RunError:
-            raise
+        except (RunError, ConfigError, PluginError):
+            raise  # no other task would fare better
         except TimeoutError as error:
             _note(
                 report, "timeout", f"no end within {plan.timeout:g} s (rollout.episode_timeout) {error}".strip(), task
