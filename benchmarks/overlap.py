@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -23,7 +24,8 @@ WAIT, FAKE_STEPS, REAL_STEPS = 2.0, 12, 8
 def fakes() -> ModuleType:
     """Load the fakes of the SDK's own tests."""
     found = importlib.util.spec_from_file_location("sdk_test_fakes", ROOT / "sdk" / "tests" / "conftest.py")
-    assert found is not None and found.loader is not None
+    assert found is not None
+    assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[found.name] = module
     found.loader.exec_module(module)
@@ -74,7 +76,7 @@ def steps_an_hour(run: Path) -> float:
     """By the median time of the steps after the first, which fills the pipe."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     times = [row["time"] for row in rows if row["step"] >= 1]
-    gaps = sorted(after - before for before, after in zip(times, times[1:], strict=False))
+    gaps = sorted(after - before for before, after in itertools.pairwise(times))
     return 3600 / gaps[len(gaps) // 2]
 
 

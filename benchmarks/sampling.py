@@ -24,7 +24,7 @@ REQUESTS, NEW_TOKENS, ROUNDS = 16, 64, 5
 
 def prompts(tokenizer: Any) -> list[list[int]]:
     texts = [
-        f"Question: {n} pencils cost {2 * n + 3} cents in the shop on the corner. What do {n * 7} pencils cost?\nAnswer:"
+        f"Question: {n} pencils cost {2 * n + 3} cents in the shop at the corner. What do {n * 7} cost?\nAnswer:"
         for n in range(2, 2 + REQUESTS)
     ]
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -102,7 +102,9 @@ def main() -> None:
         f"local_tinker {mine:.0f} tokens/s for {REQUESTS} concurrent requests of {NEW_TOKENS} tokens; generate "
         f"{batch:.0f} as one batch, {single:.0f} one at a time; torch threads {torch.get_num_threads()}"
     )
-    print(f"ratio to one batch {mine / batch:.2f} (target: 1.0 or more), to one at a time {mine / single:.2f} (target: 4)")
+    print(
+        f"ratio to one batch {mine / batch:.2f} (target: 1.0 or more), to one at a time {mine / single:.2f} (target: 4)"
+    )
 
 
 if __name__ == "__main__":

@@ -448,3 +448,17 @@ async def test_rollouts_read_back_as_they_were(make_config, registry, notes, ser
     for one, other in zip(again.trajectories, group.trajectories, strict=True):
         assert one.segments[0].tokens.tobytes() == other.segments[0].tokens.tobytes()
         assert one.segments[0].logprobs.tobytes() == other.segments[0].logprobs.tobytes()
+
+
+async def test_a_run_that_must_give_up_keeps_what_it_learned(make_config, registry, notes, service):
+    def narrow(step):
+        if step == 2:
+            service.digits = 1  # from now on every group is equal
+
+    service.on_update = narrow
+    config = make_config(rollout__max_filtered_groups=3, trainer__save_checkpoint_interval=0)
+    with pytest.raises(FilteredOut):
+        await run(config, notes, registry=registry)
+    manifest = latest_manifest(RunFolder(config.folder))
+    assert manifest is not None
+    assert manifest.step == len(service.batches) == 3

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from tinker_atropos.errors import ConfigError, PluginError, near
-from tinker_atropos.registry import KINDS, Registry, is_file_reference, load_file, normal
+from tinker_atropos import layers
+from tinker_atropos.errors import ConfigError, PluginError
+from tinker_atropos.layers import Given
+from tinker_atropos.registry import KINDS, WORDS, Registry, is_file_reference, load_file, normal
 from tinker_atropos.sections import (
     FLAGS,
     SECTIONS,
@@ -21,21 +21,14 @@ from tinker_atropos.sections import (
     OpenAISection,
     RolloutSection,
     RunSection,
-    Section,
     ServicesSection,
 )
+from tinker_atropos.validation import validate
 from tinker_atropos.yaml_file import parse_value, read_yaml
 
+__all__ = ["Config", "Given", "check_fit", "load", "parse_assignment", "peek", "validate"]
+
 Model = TypeVar("Model", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """One value that somebody wrote: where (`file.yaml`, `--steps`), and whether on the command line."""
-
-    value: Any
-    origin: str
-    override: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,77 +80,21 @@ class Config:
         return default(self.trainer) if default is not None else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it in the shape of a file: reading that file again gives this configuration."""
+        """Return it in the shape of a file: reading that file again gives this configuration.
+
+        But for `openai.api_key`: it has no effect, and a secret is not copied into another file.
+        """
         dump = {"mode": "json"}
         return {
             "run": self.run.model_dump(**dump),  # type: ignore[arg-type]
             "env": self.env.model_dump(**dump),  # type: ignore[arg-type]
-            "openai": {**self.openai.model_dump(**dump), "model_name": self.model},  # type: ignore[arg-type]
+            "openai": {**self.openai.model_dump(**dump), "model_name": self.model, "api_key": None},  # type: ignore[arg-type]
             "rollout": self.rollout.model_dump(**dump),  # type: ignore[arg-type]
             "services": self.services.model_dump(**dump),  # type: ignore[arg-type]
             normal(self.environment_spec.name): self.environment.model_dump(**dump),
             normal(self.trainer_spec.name): self.trainer.model_dump(**dump),
             normal(self.adapter_spec.name): self.adapter.model_dump(**dump),
         }
-
-
-def validate(model: type[Model], values: Mapping[str, Any], *, path: str = "") -> Model:
-    """Return `model` made of `values`; raises `ConfigError` with path, value, what is right, and the near name."""
-    known = list(model.model_fields)
-    for key in values:
-        if key not in model.model_fields:
-            raise ConfigError(
-                f"{_join(path, key)}: unknown key.{near(key, known)} Known keys: {', '.join(known) or 'none'}"
-            )
-    try:
-        # Through JSON: strict there refuses `true` for a number and `"8"` for 8, yet takes text for a path.
-        return model.model_validate_json(json.dumps(_finite(dict(values), path), default=str), strict=True)
-    except ValidationError as error:
-        raise ConfigError("; ".join(_problem(path, model, entry) for entry in error.errors())) from None
-
-
-def _finite(value: Any, path: str) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{path}: got {value}; expected a finite number")
-    if isinstance(value, Mapping):
-        return {key: _finite(entry, _join(path, str(key))) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry, path) for entry in value]
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
-        raise ConfigError(f"{path}: {str(value)[:20]}… is too large a number")
-    return value
-
-
-def _problem(path: str, model: type[BaseModel], entry: Any) -> str:
-    where = _join(path, ".".join(str(part) for part in entry["loc"])) or model.__name__
-    if entry["type"] == "extra_forbidden":
-        return f"{where}: unknown key"
-    got = entry["input"]
-    shown = repr(got) if len(repr(got)) <= 60 else repr(got)[:57] + "…"
-    message = entry["msg"][:1].lower() + entry["msg"][1:]
-    return f"{where}: {message}, got {shown} ({type(got).__name__})"
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path and key else path or key
-
-
-class _Layers:
-    """What was written, by path; later layers go before earlier ones."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Given] = {}
-
-    def put(self, path: str, given: Given) -> None:
-        self.values[path] = given
-
-    def under(self, section: str) -> dict[str, Given]:
-        start = section + "."
-        return {path[len(start) :]: given for path, given in self.values.items() if path.startswith(start)}
-
-    def get(self, path: str) -> Any:
-        given = self.values.get(path)
-        return None if given is None else given.value
 
 
 def load(
@@ -172,111 +109,69 @@ def load(
     `base` is a configuration that lies below the file, such as the one a resumed run wrote. Raises `ConfigError` for an
     unknown key or wrong value and `PluginError` for plugins that are unknown or do not fit each other.
     """
-    registry = registry or Registry()
-    layers = _Layers()
-    if base is not None:
-        _read_layer(layers, base, "the run's own config.yaml")
-    if file is not None:
-        _read_layer(layers, read_yaml(file), str(file))
-    for path, value, origin in overrides:
-        _override(layers, path, value, origin)
-    return _resolve(layers, registry)
+    return _resolve(_read(file, overrides, base), registry or Registry())
+
+
+def peek(file: Path | None, overrides: Sequence[tuple[str, Any, str]], path: str) -> Any:
+    """Return what file and overrides give a path such as `run.name`, None where they don't; loads no plugin."""
+    return layers.peek(_read(file, overrides, None), path)
 
 
 def parse_assignment(text: str) -> tuple[str, Any, str]:
     """Return the override that `--set section.key=value` means."""
     path, equals, value = text.partition("=")
     path = path.strip()
-    if not equals or ("." not in path and path not in FLAGS):
-        raise ConfigError(f"--set {text!r}: expected section.key=value, such as tinker.lora_rank=8")
+    if not equals or ("." not in path and normal(path) not in FLAGS):
+        hint = f"; for the plugin say --{path}" if path in ("env", "trainer") else ""
+        raise ConfigError(f"--set {text!r}: expected section.key=value, such as tinker.lora_rank=8{hint}")
     return path, parse_value(value), f"--set {path}"
 
 
-def _read_layer(layers: _Layers, content: Mapping[str, Any], origin: str) -> None:
-    for section, entries in content.items():
-        if section in FLAGS:
-            if not isinstance(entries, bool):
-                raise ConfigError(f"{section}: expected true or false, got {entries!r}")
-            layers.put(section, Given(entries, origin))
-            continue
-        if section == "openai":
-            entries = _first_server(entries, layers, origin)
-        if entries is None:
-            continue
-        if not isinstance(entries, Mapping):
-            raise ConfigError(f"{section}: expected a section of keys, got {entries!r:.60} ({type(entries).__name__})")
-        for key, value in entries.items():
-            layers.put(f"{section}.{key}", Given(value, origin))
+def _read(
+    file: Path | None, overrides: Sequence[tuple[str, Any, str]], base: Mapping[str, Any] | None
+) -> list[layers.Layer]:
+    read = [] if base is None else [layers.read_layer(base, layers.RUN_CONFIG)]
+    if file is not None:
+        read.append(layers.read_layer(read_yaml(file), str(file)))
+    return [*read, layers.read_overrides(overrides)]
 
 
-def _first_server(entries: Any, layers: _Layers, origin: str) -> Any:
-    """`openai` is one mapping or a list of them; the first names the model, the others are checked and not used."""
-    if not isinstance(entries, list):
-        return entries
-    for place, entry in enumerate(entries):
-        if not isinstance(entry, Mapping):
-            raise ConfigError(f"openai.{place}: expected a mapping of keys, got {entry!r:.60}")
-        if place:
-            validate(OpenAISection, entry, path=f"openai.{place}")
-            layers.put(f"openai[{place}]", Given(True, origin))
-    return entries[0] if entries else None
-
-
-def _override(layers: _Layers, path: str, value: Any, origin: str) -> None:
-    parts = path.split(".")
-    if parts[0] == "openai" and len(parts) == 3 and parts[1] == "0":
-        parts = ["openai", parts[2]]
-    if len(parts) > 2:
-        # A key inside a mapping: `managed_server.chat_template_kwargs.enable_thinking`.
-        head, inner = ".".join(parts[:2]), parts[2:]
-        current = layers.get(head)
-        tree: dict[str, Any] = dict(current) if isinstance(current, Mapping) else {}
-        here = tree
-        for part in inner[:-1]:
-            here[part] = dict(here[part]) if isinstance(here.get(part), Mapping) else {}
-            here = here[part]
-        here[inner[-1]] = value
-        parts, value = parts[:2], tree
-    layers.put(".".join(parts), Given(value, origin, override=True))
-
-
-def _resolve(layers: _Layers, registry: Registry) -> Config:
-    environment_spec = _environment_spec(layers, registry)
-    trainer_spec = _plugin(layers, registry, "trainer", "--trainer tinker")
-    adapter_name = layers.get("rollout.adapter") or RolloutSection().adapter
-    if not isinstance(adapter_name, str):
-        raise ConfigError(f"rollout.adapter: expected a name, got {adapter_name!r}")
-    adapter_spec = registry.load("adapter", adapter_name)
+def _resolve(written: Sequence[layers.Layer], registry: Registry) -> Config:
+    environment_spec = _environment_spec(written, registry)
+    trainer_spec = _plugin(written, registry, "trainer", "--trainer tinker")
+    _check_kind(environment_spec, trainer_spec, registry)
+    adapter_spec = _adapter_spec(written, registry)
     check_fit(environment_spec, trainer_spec, adapter_spec, registry)
     own = {"env": environment_spec, "trainer": trainer_spec, "adapter": adapter_spec}
     _check_names(own)
-    _check_sections(layers, own, registry)
+    names = {kind: normal(spec.name) for kind, spec in own.items()}
+    installed = {normal(plugin.name) for kind in KINDS for plugin in registry.listed(kind)}
+    layers.check_sections(written, {"trainer", "tinker", *names.values(), *installed})
 
+    owners = [
+        layers.Owner(names["env"], environment_spec.config.model_fields, "env"),
+        layers.Owner(names["trainer"], trainer_spec.config.model_fields, "trainer"),
+        layers.Owner(names["adapter"], adapter_spec.config.model_fields),
+    ]
+    # An environment's defaults lie over a trainer's: it knows better what suits its tasks.
+    defaults = [_defaults(spec, names.values(), owners) for spec in (trainer_spec, environment_spec)]
+    merged = layers.merge([*defaults, *written], owners)
     origins: dict[str, str] = {}
-    for defaults, owner in ((environment_spec.defaults, environment_spec), (trainer_spec.defaults, trainer_spec)):
-        for path, value in defaults.items():
-            if path not in layers.values:
-                layers.put(path, Given(value, f"suits {owner.name}"))
-
-    sections = {
-        name: _section(layers, name, model, origins, aside=_fields(own[name].config) if name == "env" else ())
-        for name, model in SECTIONS.items()
-    }
-    plugins = {
-        "env": _plugin_section(layers, environment_spec, "env", origins, core=EnvSection.model_fields),
-        "trainer": _plugin_section(layers, trainer_spec, "trainer", origins),
-        "adapter": _plugin_section(layers, adapter_spec, None, origins),
-    }
+    sections: dict[str, Any] = {name: _section(merged, name, model, origins) for name, model in SECTIONS.items()}
+    plugins = {kind: _section(merged, names[kind], own[kind].config, origins) for kind in own}
     run: Any = sections["run"]
-    if run.name is None:
-        run = run.model_copy(update={"name": _run_name(environment_spec.name, trainer_spec.name)})
-    _check_run_name(run.name)
     config = Config(
-        run=run.model_copy(update={"trainer": trainer_spec.name}),
-        env=sections["env"],  # type: ignore[arg-type]
-        openai=sections["openai"],  # type: ignore[arg-type]
-        rollout=sections["rollout"],  # type: ignore[arg-type]
-        services=sections["services"],  # type: ignore[arg-type]
+        run=run.model_copy(
+            update={
+                "name": _run_name(*names.values()) if run.name is None else run.name,
+                "env": run.env if is_file_reference(run.env) else environment_spec.name,
+                "trainer": trainer_spec.name,
+            }
+        ),
+        env=sections["env"],
+        openai=sections["openai"],
+        rollout=sections["rollout"],
+        services=sections["services"],
         environment=plugins["env"],
         trainer=plugins["trainer"],
         adapter=plugins["adapter"],
@@ -284,22 +179,21 @@ def _resolve(layers: _Layers, registry: Registry) -> Config:
         trainer_spec=trainer_spec,
         adapter_spec=adapter_spec,
         origins=origins,
-        unused=_unused(layers, own, plugins["trainer"]),
     )
+    _check_run_name(config.name)
     _check_sizes(config)
-    _refuse_idle_overrides(layers, config)
-    return config
+    return replace(config, unused=_unused(merged, config, names.values()))
 
 
-def _environment_spec(layers: _Layers, registry: Registry) -> Any:
-    name = layers.get("run.env")
+def _environment_spec(written: Sequence[layers.Layer], registry: Registry) -> Any:
+    name = layers.peek(written, "run.env")
     if isinstance(name, str) and is_file_reference(name):
         return registry.add("env", load_file(name))
-    return _plugin(layers, registry, "env", "--env gsm8k")
+    return _plugin(written, registry, "env", "--env gsm8k")
 
 
-def _plugin(layers: _Layers, registry: Registry, kind: Literal["env", "trainer"], example: str) -> Any:
-    name = layers.get(f"run.{kind}")
+def _plugin(written: Sequence[layers.Layer], registry: Registry, kind: Literal["env", "trainer"], example: str) -> Any:
+    name = layers.peek(written, f"run.{kind}")
     if name is None:
         names = ", ".join(plugin.name for plugin in registry.listed(kind)) or "none"
         raise ConfigError(f"run.{kind}: not given; say `{example}`. Installed: {names}")
@@ -308,14 +202,34 @@ def _plugin(layers: _Layers, registry: Registry, kind: Literal["env", "trainer"]
     return registry.load(kind, name)
 
 
-def check_fit(environment_spec: Any, trainer_spec: Any, adapter_spec: Any, registry: Registry) -> None:
-    """Raise `PluginError` if the trainer can't learn the environment, naming installed trainers that could."""
+def _adapter_spec(written: Sequence[layers.Layer], registry: Registry) -> Any:
+    name = layers.peek(written, "rollout.adapter")
+    name = RolloutSection().adapter if name is None else name
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"rollout.adapter: expected a plugin's name, got {name!r}")
+    return registry.load("adapter", name)
+
+
+def _defaults(spec: Any, used: Iterable[str], owners: Sequence[layers.Owner]) -> layers.Layer:
+    """Return a plugin's defaults as a layer, but for those of plugins that take no part in this run."""
+    origin = f"suits {spec.name}"
+    taking_part = {*SECTIONS, "trainer", *used}
+    fitting = [
+        (path, value, origin) for path, value in spec.defaults.items() if normal(path.split(".")[0]) in taking_part
+    ]
+    layer = layers.read_overrides(fitting)
+    for place, entry in enumerate(layer.written):
+        layer.written[place] = replace(entry, given=replace(entry.given, override=False))
+    try:
+        layers.merge([layer], owners)
+    except ConfigError as error:
+        raise PluginError(f"plugin {spec.name!r} has a wrong default: {error}") from None
+    return layer
+
+
+def _check_kind(environment_spec: Any, trainer_spec: Any, registry: Registry) -> None:
     missing = sorted(environment_spec.needs - trainer_spec.can)
     if environment_spec.kind in trainer_spec.kinds and not missing:
-        if environment_spec.kind == "text" and not adapter_spec.sessions:
-            raise PluginError(
-                f"rollout.adapter: {adapter_spec.name!r} opens no text sessions; use rollout.adapter=managed_server"
-            )
         return
     could = []
     for plugin in registry.listed("trainer"):
@@ -325,7 +239,7 @@ def check_fit(environment_spec: Any, trainer_spec: Any, adapter_spec: Any, regis
             continue
         if environment_spec.kind in other.kinds and environment_spec.needs <= other.can:
             could.append(other.name)
-    kinds = ", ".join(sorted(trainer_spec.kinds))
+    kinds = ", ".join(sorted(trainer_spec.kinds)) or "nothing"
     lacks = (
         f"is of kind {environment_spec.kind!r}, and trainer {trainer_spec.name!r} learns {kinds}"
         if environment_spec.kind not in trainer_spec.kinds
@@ -337,115 +251,100 @@ def check_fit(environment_spec: Any, trainer_spec: Any, adapter_spec: Any, regis
     )
 
 
-def _fields(model: type[BaseModel]) -> Iterable[str]:
-    return model.model_fields
+def check_fit(environment_spec: Any, trainer_spec: Any, adapter_spec: Any, registry: Registry) -> None:
+    """Raise `PluginError` if the trainer can't learn the environment, naming installed trainers that could."""
+    _check_kind(environment_spec, trainer_spec, registry)
+    if environment_spec.kind == "text" and not adapter_spec.sessions:
+        raise PluginError(
+            f"rollout.adapter: {adapter_spec.name!r} opens no text sessions; use rollout.adapter=managed_server"
+        )
 
 
 def _check_names(own: Mapping[str, Any]) -> None:
-    doubled = sorted(set(EnvSection.model_fields) & set(_fields(own["env"].config)))
+    doubled = sorted(set(EnvSection.model_fields) & set(own["env"].config.model_fields))
     if doubled:
         raise PluginError(
             f"environment {own['env'].name!r} defines the settings {', '.join(doubled)}, which every run has already; "
             "rename them in the plugin"
         )
-    for kind in ("env", "trainer", "adapter"):
-        if normal(own[kind].name) in (*SECTIONS, *FLAGS, "trainer"):
-            raise PluginError(f"a plugin can't be called {own[kind].name!r}: that is a section of every configuration")
+    seen: dict[str, str] = {}
+    for kind, spec in own.items():
+        name = normal(spec.name)
+        if name in (*SECTIONS, *FLAGS, "trainer"):
+            raise PluginError(f"a plugin can't be called {spec.name!r}: that is a section of every configuration")
+        if name in seen:
+            raise PluginError(
+                f"{WORDS[seen[name]]} and {WORDS[kind]} of this run are both called {spec.name!r}, so the section "  # type: ignore[index]
+                f"{name!r} of the configuration would be both's; rename one of the plugins"
+            )
+        seen[name] = kind
 
 
-def _check_sections(layers: _Layers, own: Mapping[str, Any], registry: Registry) -> None:
-    used = {normal(spec.name) for spec in own.values()}
-    installed = {normal(plugin.name) for kind in KINDS for plugin in registry.listed(kind)}
-    known = {*SECTIONS, *FLAGS, "trainer", "tinker", *used, *installed}
-    for path in layers.values:
-        section = path.partition(".")[0].partition("[")[0]
-        if normal(section) not in known:
-            raise ConfigError(f"{section}: unknown section.{near(section, known)} Known: {', '.join(sorted(known))}")
-
-
-def _section(
-    layers: _Layers, name: str, model: type[Section], origins: dict[str, str], aside: Iterable[str] = ()
-) -> Section:
-    given = {key: entry for key, entry in layers.under(name).items() if key not in aside}
-    if name == "env":
-        _known_keys(given, [*model.model_fields, *aside], name)
-    made = validate(model, {key: entry.value for key, entry in given.items()}, path=name)
-    for key in model.model_fields:
-        origins[f"{name}.{key}"] = given[key].origin if key in given else "default"
+def _section(merged: layers.Layers, name: str, model: type[Model], origins: dict[str, str]) -> Model:
+    given = merged.under(name)
+    written = {key: entry.origin for key, entry in given.items()}
+    made = validate(model, {key: entry.value for key, entry in given.items()}, path=name, origins=written)
+    origins.update({f"{name}.{key}": written.get(key, "default") for key in model.model_fields})
     return made
 
 
-def _known_keys(given: Mapping[str, Any], known: Sequence[str], path: str) -> None:
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{path}.{key}: unknown key.{near(key, known)} Known keys: {', '.join(known)}")
-
-
-def _plugin_section(
-    layers: _Layers, spec: Any, alias: str | None, origins: dict[str, str], core: Iterable[str] = ()
-) -> Any:
-    """A plugin's keys stand in a section of its own name, or beside the common ones in `env` or `trainer`."""
-    name = normal(spec.name)
-    given = {key: entry for section in {name, spec.name} for key, entry in layers.under(section).items()}
-    if alias is not None:
-        for key, entry in layers.under(alias).items():
-            if key in core:
-                continue
-            if key in given and entry.value != given[key].value:
-                if given[key].override == entry.override:
-                    raise ConfigError(
-                        f"{alias}.{key} and {name}.{key} are one setting, given as {entry.value!r} ({entry.origin}) "
-                        f"and {given[key].value!r} ({given[key].origin}); keep one"
-                    )
-                entry = entry if entry.override else given[key]
-            given[key] = entry
-        if alias != "env":
-            _known_keys(given, list(_fields(spec.config)), alias)
-    made = validate(spec.config, {key: entry.value for key, entry in given.items()}, path=name)
-    for key in spec.config.model_fields:
-        origins[f"{name}.{key}"] = given[key].origin if key in given else "default"
-    return made
-
-
-def _unused(layers: _Layers, own: Mapping[str, Any], trainer_config: Any) -> dict[str, str]:
-    """Return every key somebody wrote that has no effect in this mode, with the reason."""
-    reasons = dict(UNUSED)
-    if layers.get("rollout.max_staleness") is not None:
-        reasons["env.max_batches_offpolicy"] = "rollout.max_staleness is given"
-    if own["trainer"].unused is not None:
-        name = normal(own["trainer"].name)
-        for key, reason in own["trainer"].unused(trainer_config).items():
-            reasons[f"{name}.{key}"] = reasons[f"trainer.{key}"] = reason
-    used = {normal(spec.name) for spec in own.values()}
-    idle: dict[str, str] = {}
-    for path, given in layers.values.items():
-        section = normal(path.partition(".")[0])
-        if path in reasons:
-            # A resolved file names every key; those at rest (null, false) say nothing.
-            if given.value not in (None, False):
-                idle[path] = reasons[path]
-        elif path.startswith("openai["):
-            idle[path] = "only the first entry names the model"
-        elif section not in SECTIONS and section not in (*used, *FLAGS, "trainer"):
+def _unused(merged: layers.Layers, config: Config, used: Iterable[str]) -> dict[str, str]:
+    """Return every key that was written and has no effect in this mode, with the reason; refuses overrides of such."""
+    never = dict(UNUSED)
+    trainer_spec, section = config.trainer_spec, normal(config.trainer_spec.name)
+    if trainer_spec.unused is not None:
+        never |= {f"{section}.{key}": reason for key, reason in trainer_spec.unused(config.trainer).items()}
+    here = _idle_here(config)
+    taking_part = {*SECTIONS, *FLAGS, *used}
+    idle = dict.fromkeys(merged.extra_servers, "only the first entry names the model")
+    for path, given in merged.values.items():
+        section = path.partition(".")[0]
+        if path in never:
+            # A resolved file names every key; at rest those say nothing.
+            if not _at_rest(path, given.value):
+                idle[path] = never[path]
+        elif path in here and (given.override or given.origin != layers.RUN_CONFIG):
+            idle[path] = here[path]
+        elif section not in taking_part:
             idle[path] = f"{section} takes no part in this run"
+    for path, reason in idle.items():
+        written = merged.values.get(path)
+        if written is not None and written.override:
+            raise ConfigError(f"{written.origin}: has no effect here: {reason}; leave it out")
     return idle
 
 
-def _refuse_idle_overrides(layers: _Layers, config: Config) -> None:
-    for path, reason in config.unused.items():
-        given = layers.values[path]
-        if given.override:
-            raise ConfigError(f"{given.origin}: has no effect here: {reason}; leave it out")
+def _idle_here(config: Config) -> dict[str, str]:
+    """Return the keys that others of this configuration leave without effect."""
+    idle: dict[str, str] = {}
+    if config.rollout.max_staleness is not None:
+        idle["env.max_batches_offpolicy"] = "rollout.max_staleness is given"
+    if not config.env.ensure_scores_are_not_same:
+        idle["rollout.max_filtered_groups"] = "env.ensure_scores_are_not_same is false, so no group is filtered out"
+    if not config.env.steps_per_eval:
+        idle["rollout.eval_tasks"] = "env.steps_per_eval is 0, so nothing is evaluated"
+        if not config.run.previews:
+            idle["rollout.eval_temperature"] = idle["openai.num_requests_for_eval"] = idle["rollout.eval_tasks"]
+    return idle
 
 
-def _run_name(environment: str, trainer: str) -> str:
+def _at_rest(path: str, value: Any) -> bool:
+    if value is None or value is False:
+        return True
+    section, _, key = path.partition(".")
+    field_info = SECTIONS[section].model_fields.get(key) if section in SECTIONS else None
+    return field_info is not None and value == field_info.default and type(value) is type(field_info.default)
+
+
+def _run_name(environment: str, trainer: str, *_: str) -> str:
     import time
 
-    return f"{normal(environment)}-{normal(trainer)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return f"{environment}-{trainer}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _check_run_name(name: str) -> None:
-    if not name or name in (".", "..") or any(part in name for part in ("/", "\\", "\0", "\n")) or len(name) > 100:
+    fine = name.isprintable() and not name.startswith((".", "-")) and not set(name) & {"/", "\\"}
+    if not name or not fine or name != name.strip() or len(name.encode("utf-8", "replace")) > 100:
         raise ConfigError(f"run.name: {name!r:.120} can't name a folder; use letters, digits, '-' and '_', 100 at most")
 
 
@@ -460,7 +359,7 @@ def _check_sizes(config: Config) -> None:
     if size == 1 and config.env.ensure_scores_are_not_same:
         raise ConfigError(
             "env.group_size: a group of 1 always has equal scores, which env.ensure_scores_are_not_same filters out; "
-            "use a group_size of 2 or more"
+            "use a group_size of 2 or more, or env.ensure_scores_are_not_same=false"
         )
     least = config.rollout.min_group_size
     if least is not None and least > size:

@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -112,6 +112,8 @@ class Task:
     __slots__ = ("answer", "extra", "prompt")
 
     def __init__(self, prompt: Observation, answer: Any = None, **extra: Any) -> None:
+        if "extra" in extra:
+            raise DataError("a task's own field can't be called 'extra': that holds them all; give it another name")
         self.prompt = prompt
         self.answer = answer
         self.extra: dict[str, Any] = extra
@@ -160,6 +162,11 @@ def single_turn(
     task)` scores one completion. With several rewards the total is their weighted sum (weights default to 1), and each
     is logged apart as `reward/<name>`. Raises `PluginError` if rewards and weights do not match.
     """
+    if not callable(tasks):
+        raise PluginError(
+            f"tasks of environment {name!r} is a {type(tasks).__name__}; expected a function of the split, such as "
+            "lambda split: train if split == 'train' else test"
+        )
     rewards = _named_rewards(reward)
     weighed = _named_weights(rewards, weights)
 
@@ -195,14 +202,15 @@ class SingleTurnEnvironment:
     def split(self, split: str) -> list[Task]:
         """Return the tasks of a split, loaded once."""
         if split not in self._splits:
-            rows = list(self._load(split))
-            for row, task in enumerate(rows):
-                if not isinstance(task, Task):
-                    raise DataError(
-                        f"environment {self.name!r}, split {split!r}, row {row}: expected a Task, got "
-                        f"{type(task).__name__} ({task!r:.80}); yield Task(prompt, answer) objects"
-                    )
-            self._splits[split] = rows
+            loaded: Any = self._load(split)
+            if isinstance(loaded, Task) or not isinstance(loaded, Iterable):
+                raise DataError(
+                    f"environment {self.name!r}: tasks({split!r}) returned {loaded!r:.80} ({type(loaded).__name__}); "
+                    "expected tasks to iterate over, [] where there is no such split"
+                )
+            self._splits[split] = [
+                _task(task, f"environment {self.name!r}, split {split!r}, row {row}") for row, task in enumerate(loaded)
+            ]
         return self._splits[split]
 
     def tasks(self, split: str) -> int | None:
@@ -239,17 +247,22 @@ class SingleTurnEnvironment:
         values = await asyncio.gather(*(self._call(name, completion, task) for name in self.rewards))
         each = dict(zip(self.rewards, values, strict=True))
         total = sum(self.weights[name] * value for name, value in each.items())
+        if not math.isfinite(total):
+            raise DataError(f"the weighted rewards of environment {self.name!r} sum up to {total}: {each}")
         return total, {f"reward/{name}": value for name, value in each.items()} if len(each) > 1 else {}
 
     async def _call(self, name: str, completion: Completion, task: Task) -> float:
-        value = self.rewards[name](completion, task)
+        value: Any = self.rewards[name](completion, task)
         if inspect.isawaitable(value):
             value = await value
         try:
+            if isinstance(value, str | bytes):  # float() would read "1"
+                raise TypeError
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise DataError(
-                f"reward {name!r} of environment {self.name!r} returned {value!r}; expected a number"
+                f"reward {name!r} of environment {self.name!r} returned {value!r:.80} ({type(value).__name__}); "
+                "expected a finite number"
             ) from None
         if not math.isfinite(number):
             raise DataError(f"reward {name!r} of environment {self.name!r} returned {number}; expected a finite number")
@@ -276,13 +289,31 @@ class SingleTurnEpisode:
         """Nothing to free."""
 
 
+def _task(task: Any, where: str) -> Task:
+    """Return a row as it is; raises `DataError` for one that no policy could be asked."""
+    if not isinstance(task, Task):
+        raise DataError(
+            f"{where}: expected a Task, got {type(task).__name__} ({task!r:.80}); yield Task(prompt, answer) objects"
+        )
+    prompt: Any = task.prompt
+    messages = isinstance(prompt, Sequence) and all(
+        isinstance(message, Mapping) and "role" in message and "content" in message for message in prompt
+    )
+    if not prompt or not (isinstance(prompt, str) or messages):
+        raise DataError(f"{where}: the prompt is {prompt!r:.80}; expected text, or messages with 'role' and 'content'")
+    return task
+
+
 def _named_rewards(reward: Reward | Sequence[Reward] | Mapping[str, Reward]) -> dict[str, Reward]:
     if isinstance(reward, Mapping):
         named = dict(reward)
     elif isinstance(reward, Sequence):
         named = {getattr(function, "__name__", f"reward_{place}"): function for place, function in enumerate(reward)}
         if len(named) != len(reward):
-            raise PluginError("several rewards have one name; pass a mapping {name: function}")
+            raise PluginError(
+                f"several of the {len(reward)} rewards have one name (they are {', '.join(named)}); pass a mapping "
+                "{name: function}"
+            )
     else:
         named = {getattr(reward, "__name__", "reward"): reward}
     if not named:
@@ -304,6 +335,10 @@ def _named_weights(
         weights = dict(zip(rewards, weights, strict=True))
     if set(weights) != set(rewards):
         raise PluginError(f"weights name {sorted(weights)}, rewards {sorted(rewards)}; they must be the same")
+    weight: Any
+    for reward, weight in weights.items():
+        if isinstance(weight, str) or not isinstance(weight, SupportsFloat) or not math.isfinite(weight):
+            raise PluginError(f"the weight of reward {reward!r} is {weight!r}; expected a finite number")
     return {name: float(weights[name]) for name in rewards}
 
 

@@ -90,7 +90,7 @@ class ContextOverflow(TinkerAtroposError):
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Return `" Did you mean 'x'?"` for the closest known name, or an empty string. Case and `-` for `_` don't count."""
+    """Return `" Did you mean 'x'?"` for the closest known name, or ""; case and `-` for `_` don't count."""
     spelled = {_plain(known_name): known_name for known_name in known}
     close = difflib.get_close_matches(_plain(name), list(spelled), n=1, cutoff=0.5)
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from tinker_atropos.terminal import printable
 from tinker_atropos.trajectory import Message, Trajectory
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class PlainProgress:
 
     def say(self, text: str) -> None:
         """Write a notice to stderr."""
-        print(text, file=self._notices, flush=True)
+        print(printable(text), file=self._notices, flush=True)
 
     def step(self, metrics: Mapping[str, float], total: int) -> None:
         """Write one line."""
@@ -51,7 +53,7 @@ class PlainProgress:
 
     def rollout(self, title: str, trajectory: Trajectory) -> None:
         """Write the conversation, indented."""
-        print(f"  {title}", file=self._out)
+        print(f"  {printable(title)}", file=self._out)
         for line in rollout_lines(trajectory):
             print(f"    {line}", file=self._out)
         self._out.flush()
@@ -68,30 +70,40 @@ class PanelProgress:
         from rich.live import Live
 
         self._console = Console()
-        self._live: Live = Live(console=self._console, refresh_per_second=4, transient=False)
+        # Notices belong to stderr: where that is no terminal they go there, and the panel leaves it alone.
+        self._notices = None if sys.stderr is not None and sys.stderr.isatty() else sys.stderr
+        self._live: Live = Live(
+            console=self._console, refresh_per_second=4, transient=False, redirect_stderr=self._notices is None
+        )
         self._live.start()
         self._eta = _Eta()
         self._sample: list[str] = []
         self._notice = ""
-        self._metrics: Mapping[str, float] = {}
+        self._metrics: dict[str, float] = {}
         self._total = 0
         self._draw()
 
     def say(self, text: str) -> None:
         """Show a notice in the panel and leave it above."""
-        self._notice = text
-        self._console.print(text, style="dim", markup=False, highlight=False)
+        self._notice = printable(text)
+        if self._notices is not None:
+            print(self._notice, file=self._notices, flush=True)
+        else:
+            self._console.print(self._notice, style="dim", markup=False, highlight=False)
         self._draw()
 
     def step(self, metrics: Mapping[str, float], total: int) -> None:
-        """Update the figures."""
-        self._metrics, self._total, self._notice = metrics, total, ""
+        """Update the figures; those of the newest evaluation stay until the next."""
+        evaluated = {name: value for name, value in self._metrics.items() if name.startswith("eval/")}
+        self._metrics, self._total, self._notice = {**evaluated, **metrics}, total, ""
         self._eta.after(metrics, total)
         self._draw()
 
     def rollout(self, title: str, trajectory: Trajectory) -> None:
-        """Show a conversation in the panel."""
-        self._sample = [title, *(f"  {line}" for line in rollout_lines(trajectory))]
+        """Show a conversation in the panel; the one before it moves up, out of the panel."""
+        before, self._sample = self._sample, [printable(title), *(f"  {line}" for line in rollout_lines(trajectory))]
+        for line in before:
+            self._console.print(line, style="cyan", markup=False, highlight=False)
         self._draw()
 
     def close(self) -> None:
@@ -166,22 +178,29 @@ def duration(seconds: float) -> str:
 
 
 def rollout_lines(trajectory: Trajectory, width: int = 100, most: int = 8) -> list[str]:
-    """Return a conversation as a few short lines, and its reward."""
+    """Return a conversation as a few short lines, and its reward. What a model wrote can't steer the terminal."""
     lines = [line for message in trajectory.messages for line in _message_lines(message, width)]
     if len(lines) > most:
         lines = [*lines[: most // 2], "…", *lines[-most // 2 :]]
-    return [*lines, f"reward {trajectory.reward:g} ({trajectory.finish_reasons[-1]})"]
+    ended = trajectory.finish_reasons[-1] if trajectory.finish_reasons else "no turn"
+    return [*lines, f"reward {trajectory.reward:g} ({ended})"]
 
 
 def _message_lines(message: Message, width: int) -> list[str]:
     content: Any = message.get("content")
     text = content if isinstance(content, str) else str(content)
+    # Cut before spelling out: no more of a long answer is looked at than is shown.
     parts = text.strip("\n").split("\n") or [""]
-    role = str(message.get("role", "text"))
-    shown = [part if len(part) <= width else part[: width - 1] + "…" for part in parts]
+    role = printable(str(message.get("role", "text"))[:20]).replace("\n", " ")
+    shown = [_cut(printable(part[: width + 1]).expandtabs(4), width) for part in parts]
     return [f"{role}: {shown[0]}", *(f"  {part}" for part in shown[1:])]
 
 
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
 def make_progress() -> Progress:
-    """Return a panel where stdout is a terminal, else lines."""
-    return PanelProgress() if sys.stdout.isatty() else PlainProgress()
+    """Return a panel where stdout is a terminal that can redraw, else lines."""
+    redraws = os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+    return PanelProgress() if redraws and sys.stdout is not None and sys.stdout.isatty() else PlainProgress()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
@@ -31,6 +33,10 @@ HOOKS: dict[PluginKind, str] = {
 KINDS: tuple[PluginKind, ...] = ("env", "trainer", "adapter")
 
 WORDS: dict[PluginKind, str] = {"env": "environment", "trainer": "trainer", "adapter": "adapter"}
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
+"""What a plugin may be called: its name is also a section of the configuration and part of a folder's name."""
 
 
 def normal(name: str) -> str:
@@ -70,8 +76,8 @@ class Registry:
                 Listed(
                     kind=kind,
                     name=point.name,
-                    distribution=point.dist.name if point.dist is not None else "unknown",
-                    version=point.dist.version if point.dist is not None else "unknown",
+                    distribution=_distribution(point),
+                    version=_version(point),
                     module=point.value,
                 )
                 for point in self._of(kind)
@@ -107,7 +113,7 @@ class Registry:
         if self._points is not None:
             return [point for point in self._points if point.group == GROUPS[kind]]
         # One distribution may be found twice on sys.path (an editable install beside its build): count it once.
-        unique = {(p.name, p.value, p.dist.name if p.dist else ""): p for p in entry_points(group=GROUPS[kind])}
+        unique = {(p.name, p.value, normal(_distribution(p))): p for p in _installed(GROUPS[kind])}
         return list(unique.values())
 
     def _load(self, kind: PluginKind, name: str) -> Any:
@@ -117,27 +123,33 @@ class Registry:
         if not matches:
             known = sorted({point.name for point in points})
             listing = f" Installed: {', '.join(known)}." if known else ""
+            pip = f"pip install tinker-atropos-{normal(name).replace('_', '-')}" if NAME.fullmatch(name) else "with pip"
+            see = f", or see `tinker-atropos {kind} list`" if kind != "adapter" else ""
             raise PluginError(
-                f"no {word} is called {name!r}.{near(name, known)}{listing} "
-                f"Install a plugin (pip install tinker-atropos-{name.replace('_', '-')}), or see "
-                f"`tinker-atropos {kind if kind != 'adapter' else 'env'} list`."
+                f"no {word} is called {name!r:.80}.{near(name, known)}{listing} Install a plugin ({pip}){see}."
             )
         if len(matches) > 1:
-            owners = " and ".join(
-                f"{point.dist.name if point.dist else 'unknown'} ({point.value})" for point in matches
-            )
-            raise PluginError(f"two {word}s are called {name!r}: {owners}; uninstall one of them")
+            owners = " and ".join(f"{_distribution(point)} ({point.value})" for point in matches)
+            raise PluginError(f"{len(matches)} {word}s are called {name!r}: {owners}; uninstall all but one")
         return self._spec(kind, matches[0])
 
     def _spec(self, kind: PluginKind, point: EntryPoint) -> Any:
-        word, owner = WORDS[kind], point.dist.name if point.dist else "unknown"
+        word, owner = WORDS[kind], _distribution(point)
         try:
-            module = point.load()
-        except (Exception, SystemExit) as error:
+            with redirect_stdout(sys.stderr):  # stdout is for data; a plugin that prints must not spoil it
+                module = point.load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit, and what test frameworks skip with
             raise PluginError(
                 f"{word} {point.name!r} of {owner} can't be imported from {point.value!r}: "
-                f"{type(error).__name__}: {error}; repair or uninstall {owner}"
+                f"{_said(error)}; repair or uninstall {owner}"
             ) from error
+        if not isinstance(module, ModuleType):
+            raise PluginError(
+                f"{word} {point.name!r} of {owner}: its entry point {point.value!r} is {type(module).__name__}, "
+                "and must be a module"
+            )
         return self._register(kind, point.name, module, owner)
 
     def _register(self, kind: PluginKind, name: str, module: ModuleType, owner: str) -> Any:
@@ -149,15 +161,20 @@ class Registry:
             manager.register(module, f"{kind}:{normal(name)}")
             manager.check_pending()
         except pluggy.PluginValidationError as error:
-            raise PluginError(f"{word} {name!r} of {owner}: {error}; hooks are {', '.join(_hook_names())}") from error
+            raise PluginError(f"{word} {name!r} of {owner}: {_misspelt(module) or _said(error)}") from error
         _refuse_unmarked(module, word, name, owner)
         try:
-            specs = getattr(manager.hook, hook)()
-        except Exception as error:
-            raise PluginError(f"{word} {name!r} of {owner}: {hook} raised {type(error).__name__}: {error}") from error
+            with redirect_stdout(sys.stderr):
+                specs = getattr(manager.hook, hook)()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise PluginError(f"{word} {name!r} of {owner}: {hook} raised {_said(error)}") from error
         if len(specs) != 1:
+            wrong = "returned None" if hasattr(module, hook) else "is missing"
             raise PluginError(
-                f"{word} {name!r} of {owner}: {module.__name__} must implement the hook {hook} exactly once"
+                f"{word} {name!r} of {owner}: in {module.__name__} the hook {hook} {wrong}; it must return the "
+                f"plugin's specification"
             )
         spec = specs[0]
         _check_spec(kind, name, spec, owner)
@@ -170,6 +187,47 @@ def _hook_names() -> list[str]:
     return [name for name in vars(Hooks) if not name.startswith("_")]
 
 
+def _installed(group: str) -> Iterable[EntryPoint]:
+    """Return a group's entry points; a distribution whose metadata can't be read offers none, and harms no other."""
+    try:
+        return entry_points(group=group)
+    except Exception:
+        found: list[EntryPoint] = []
+        for distribution in distributions():
+            try:
+                found.extend(distribution.entry_points.select(group=group))
+            except Exception:
+                continue
+        return found
+
+
+def _distribution(point: EntryPoint) -> str:
+    try:
+        return str(point.dist.name or "unknown") if point.dist is not None else "unknown"
+    except Exception:  # metadata without a name
+        return "unknown"
+
+
+def _version(point: EntryPoint) -> str:
+    try:
+        return str(point.dist.version or "unknown") if point.dist is not None else "unknown"
+    except Exception:
+        return "unknown"
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _misspelt(module: ModuleType) -> str:
+    """Return what is wrong where a function is marked as a hook that does not exist."""
+    hooks = _hook_names()
+    for name, function in vars(module).items():
+        if name not in hooks and getattr(function, f"{PROJECT}_impl", None) is not None:
+            return f"unknown hook {name!r}.{near(name, hooks)} Hooks are {', '.join(hooks)}"
+    return ""
+
+
 def _refuse_unmarked(module: ModuleType, word: str, name: str, owner: str) -> None:
     """A hook's name without @hookimpl would be silently ignored by pluggy."""
     for hook in _hook_names():
@@ -179,20 +237,34 @@ def _refuse_unmarked(module: ModuleType, word: str, name: str, owner: str) -> No
 
 
 def _check_spec(kind: PluginKind, name: str, spec: Any, owner: str) -> None:
+    from pydantic import BaseModel
+
     from tinker_atropos.adapter import AdapterSpec
     from tinker_atropos.environment import EnvironmentSpec
-    from tinker_atropos.trainer import TrainerSpec
+    from tinker_atropos.trainer import TrainerConfig, TrainerSpec
 
     kinds: dict[PluginKind, type[Any]] = {"env": EnvironmentSpec, "trainer": TrainerSpec, "adapter": AdapterSpec}
-    expected = kinds[kind]
+    configs: dict[PluginKind, type[Any]] = {"env": BaseModel, "trainer": TrainerConfig, "adapter": BaseModel}
+    expected, base = kinds[kind], configs[kind]
     if not isinstance(spec, expected):
         raise PluginError(
             f"{WORDS[kind]} {name!r} of {owner}: {HOOKS[kind]} returned {type(spec).__name__}, expected "
             f"{expected.__name__}"
         )
-    if normal(spec.name) != normal(name):
+    if not isinstance(spec.name, str) or normal(spec.name) != normal(name):
         raise PluginError(
             f"{WORDS[kind]} {name!r} of {owner} calls itself {spec.name!r}; entry point and specification must agree"
+        )
+    if not NAME.fullmatch(spec.name):
+        raise PluginError(f"{WORDS[kind]} {name!r} of {owner}: a plugin's name is made of letters, digits, '-' and '_'")
+    if not (isinstance(spec.config, type) and issubclass(spec.config, base)):
+        raise PluginError(
+            f"{WORDS[kind]} {name!r} of {owner}: config is {spec.config!r:.80}, expected a class derived from "
+            f"{'EnvironmentConfig, TrainerConfig or AdapterConfig' if base is BaseModel else base.__name__}"
+        )
+    if not callable(spec.make):
+        raise PluginError(
+            f"{WORDS[kind]} {name!r} of {owner}: make is {spec.make!r:.80}, expected a function of config"
         )
 
 
@@ -201,28 +273,30 @@ def load_file(reference: str) -> Any:
     from tinker_atropos.environment import EnvironmentSpec
 
     path_text, _, attribute = reference.rpartition(":")
-    if not path_text or attribute.endswith(".py"):
+    if not path_text or attribute.endswith(".py") or "/" in attribute:
         path_text, attribute = reference, "env"
     path = Path(path_text).expanduser()
     if not path.is_file():
-        raise PluginError(f"environment file {path_text!r} does not exist; give it as ./my_env.py:name")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise PluginError(f"environment file {path_text!r} {what}; give it as ./my_env.py:name")
     module_name = f"tinker_atropos_file_{path.stem}"
     found = importlib.util.spec_from_file_location(module_name, path)
     if found is None or found.loader is None:
         raise PluginError(f"environment file {path_text!r} is no Python file; give it as ./my_env.py:name")
     module = importlib.util.module_from_spec(found)
     sys.modules[module_name] = module  # dataclasses and pickling look a class's module up here
-    sys.path.append(str(path.resolve().parent))  # so that it may import what lies beside it, also later
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # so that it may import what lies beside it, also later
     try:
-        found.loader.exec_module(module)
-    except TinkerAtroposError:
-        raise
+        with redirect_stdout(sys.stderr):
+            found.loader.exec_module(module)
     except BaseException as error:
+        del sys.modules[module_name]
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise PluginError(
-            f"environment file {path_text!r} fails: {type(error).__name__}: {error}{_line(error, path)}"
-        ) from error
+        said = str(error) if isinstance(error, TinkerAtroposError) else _said(error)
+        raise PluginError(f"environment file {path_text!r} fails: {said}{_line(error, path)}") from error
     spec = getattr(module, attribute, None)
     if spec is None:
         offered = [key for key, value in vars(module).items() if isinstance(value, EnvironmentSpec)]
@@ -235,15 +309,17 @@ def load_file(reference: str) -> Any:
             f"{attribute!r} in {path_text!r} is {type(spec).__name__}, expected an EnvironmentSpec, as single_turn(…) "
             "returns"
         )
+    _check_spec("env", str(spec.name), spec, repr(path_text))
     return spec
 
 
-def is_file_reference(name: str) -> bool:
+def is_file_reference(name: str | None) -> bool:
     """Whether an environment name means a file: `./my_env.py:env`, `my_env.py`."""
-    return name.endswith(".py") or ".py:" in name
+    return name is not None and (name.endswith(".py") or ".py:" in name or "/" in name)
 
 
 def _line(error: BaseException, path: Path) -> str:
+    """Return where in the file an error arose; a SyntaxError says so itself."""
     lines = []
     trace = error.__traceback__
     while trace is not None:

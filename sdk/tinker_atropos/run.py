@@ -6,28 +6,31 @@ import asyncio
 import inspect
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from tinker_atropos.config import Config
-from tinker_atropos.errors import ConfigError, DataError, RunError, TinkerAtroposError, UpdateUncertain
+from tinker_atropos.errors import EpisodesFailed, FilteredOut, RunError, UpdateUncertain
 from tinker_atropos.progress import Progress
 from tinker_atropos.registry import Registry, normal
 from tinker_atropos.rollout.collect import Bounds, Collector, Discarded
-from tinker_atropos.rollout.episode import EpisodeLimits
 from tinker_atropos.rollout.evaluate import Evaluation, evaluate
-from tinker_atropos.rollout.group import GroupPlan
+from tinker_atropos.rollout.plan import (
+    check_environment_splits,
+    group_plan,
+    least_context,
+    load_tokenizer,
+    make_environment,
+)
 from tinker_atropos.rollout.policies import PolicyPool
 from tinker_atropos.rollout.records import group_record, trajectory_record
 from tinker_atropos.rollout.schedule import TaskStream
 from tinker_atropos.run_folder import Manifest, RunFolder, latest_manifest
 from tinker_atropos.state import Leased, MemoryState
+from tinker_atropos.step_metrics import step_metrics
 from tinker_atropos.trainer import Checkpoint, RunSpec, Trainer, Update
 from tinker_atropos.trajectory import Batch, Group, PolicyRef
 
@@ -117,36 +120,6 @@ def _log_to(path: Path) -> logging.Handler:
     return handler
 
 
-def make_environment(config: Config) -> Any:
-    """Return the configured environment; raises `DataError` with the cause if it can't be built."""
-    try:
-        return config.environment_spec.make(config.environment)
-    except TinkerAtroposError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"environment {config.environment_spec.name!r} can't be made: {type(error).__name__}: {error}"
-        ) from error
-
-
-def check_environment_splits(environment: Any, config: Config) -> int:
-    """Return how many test tasks an evaluation has; raises `DataError` if there is nothing to train on."""
-    name = config.environment_spec.name
-    sizes: dict[str, int | None] = {}
-    for split in ("train", "test"):
-        try:
-            sizes[split] = environment.tasks(split)
-        except TinkerAtroposError:
-            raise
-        except Exception as error:
-            raise DataError(
-                f"environment {name!r} can't load its split {split!r}: {type(error).__name__}: {error}"
-            ) from error
-    if sizes["train"] == 0:
-        raise DataError(f"environment {name!r} has no tasks in split 'train', so there is nothing to train on")
-    return config.rollout.eval_tasks if sizes["test"] is None else min(config.rollout.eval_tasks, sizes["test"])
-
-
 class _Attempt:
     """The run from one manifest (or the beginning) on, with one trainer and one lineage."""
 
@@ -212,8 +185,8 @@ class _Attempt:
         )
         await pool.adopt(first)
         async with pool.use() as policy:
-            tokenizer = load_tokenizer(config, policy.tokenizer)
-            context = _least(policy.context_length, config.env.max_token_length)
+            tokenizer = await asyncio.to_thread(load_tokenizer, config, policy.tokenizer)
+            context = least_context(policy.context_length, config.env.max_token_length)
         plan = group_plan(config, self.environment, context)
         self.eval_plan = group_plan(config, self.environment, context, evaluation=True)
         stream = TaskStream(
@@ -284,20 +257,22 @@ class _Attempt:
                 groups = await self._unless_stopped(
                     self._batch(collector, fence), "waiting for groups from the environment"
                 )
-            except Stopped:
+            except (Stopped, FilteredOut, EpisodesFailed):
                 if self.consumed:
                     await self._save(trainer, stream, fence, final=False)
                 raise
             waited = time.monotonic() - began
             self._enter("training")
-            update = await self._guarded(trainer.update(Batch(self.step, groups)))
+            update = await trainer.update(Batch(self.step, groups))  # never cancelled: it may have been charged for
             trained = time.monotonic() - began - waited
             self.step = update.ref.step
             for group in groups:
                 collector.consumed(group)
                 self.consumed.append(group.id)
             discarded = collector.take_discarded()
-            metrics = self._metrics(groups, discarded, update, collector, waited, trained)
+            metrics = step_metrics(
+                self.step, groups, discarded, collector.take_counts(), update.metrics, waited=waited, trained=trained
+            )
             await asyncio.to_thread(self._write_rollouts, groups, discarded, update)
             collector.recorded(discarded)
             await self.state.publish(update.ref)
@@ -341,63 +316,6 @@ class _Attempt:
         if any(ref.lineage != self.lineage for ref in refs):
             return "dead_policy"
         return ""
-
-    def _metrics(
-        self,
-        groups: Sequence[Group],
-        discarded: Sequence[Discarded],
-        update: Update,
-        collector: Collector,
-        waited: float,
-        trained: float,
-    ) -> dict[str, float]:
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        # The reward curve counts what was filtered out too: without it a policy that gets everything right would show
-        # only the groups in which it did not.
-        left = [t for ended in discarded if ended.group is not None for t in ended.group.trajectories]
-        rewards = np.array([trajectory.reward for trajectory in [*trajectories, *left]])
-        sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
-        staleness = [self.step - 1 - group.oldest_step for group in groups]
-        counts = collector.take_counts()
-        took = waited + trained
-        metrics: dict[str, float] = {
-            "step": self.step,
-            "time": time.time(),
-            "reward/mean": float(rewards.mean()),
-            "reward/std": float(rewards.std()),
-            "reward/min": float(rewards.min()),
-            "reward/max": float(rewards.max()),
-            "reward/trained_mean": float(np.mean([trajectory.reward for trajectory in trajectories])),
-            "staleness/mean": float(np.mean(staleness)),
-            "staleness/max": float(max(staleness)),
-            **{f"staleness/count_{age}": float(number) for age, number in sorted(Counter(staleness).items())},
-            "tokens/sampled": float(sampled),
-            "tokens/per_second": sampled / took if took > 0 else 0.0,
-            "tokens/per_episode": sampled / len(trajectories),
-            "episodes/truncated": sum(t.truncated or t.finish_reasons[-1] == "length" for t in trajectories)
-            / len(trajectories),
-            "episodes/turns": float(np.mean([len(trajectory.rewards) for trajectory in trajectories])),
-            "groups/trained": float(len(groups)),
-            **{f"groups/discarded/{reason}": float(n) for reason, n in sorted(counts.discarded.items())},
-            **{f"episodes/failed/{cause}": float(n) for cause, n in sorted(counts.failures.items())},
-            **{f"tokens/masked/{reason}": float(n) for reason, n in sorted(_masked(groups).items())},
-            "time/step": took,
-            "time/wait_for_groups": waited,
-            "time/update": trained,
-            "trainer/busy": trained / took if took > 0 else 0.0,
-        }
-        names = sorted({name for trajectory in trajectories for name in trajectory.metrics})
-        for name in names:
-            values = [t.metrics[name] for t in trajectories if name in t.metrics]
-            metrics[f"env/{name}"] = float(np.mean(values))
-        metrics.update({name: float(value) for name, value in update.metrics.items()})
-        bad = sorted(name for name, value in metrics.items() if not np.isfinite(value))
-        if bad:
-            raise RunError(
-                f"step {self.step}: {', '.join(bad)} not finite ({metrics[bad[0]]}); lower the learning rate, then "
-                f"continue from the last checkpoint with --resume"
-            )
-        return metrics
 
     def _write_rollouts(self, groups: Sequence[Group], discarded: Sequence[Discarded], update: Update) -> None:
         ordinal = {group.id: int(group.id.partition("-")[2]) for group in groups}
@@ -478,7 +396,7 @@ class _Attempt:
         name = "final" if final else f"step-{self.step:06d}"
         if self.lineage and not final:
             name += f"-r{self.lineage}"
-        checkpoint = await self._guarded(trainer.save(name))
+        checkpoint = await trainer.save(name)
         manifest = Manifest(
             run=self.config.name,
             lineage=self.lineage,
@@ -553,58 +471,6 @@ class _Attempt:
             elif silent >= told:
                 self.progress.say(f"still {self.stage}, for {silent:.0f} s (step {self.step})")
                 told = max(told * 2, STALL_SECONDS)
-
-
-def group_plan(config: Config, environment: Any, context: int | None, *, evaluation: bool = False) -> GroupPlan:
-    """Return how groups are rolled out: what the user set, else what the environment suggests."""
-    rollout = config.rollout
-    suggested: int | None = getattr(environment, "max_tokens", None)
-    return GroupPlan(
-        sessions=config.adapter_spec.make(config.adapter),
-        limits=EpisodeLimits(
-            max_tokens=rollout.max_tokens if rollout.max_tokens is not None else suggested,
-            max_turns=rollout.max_turns,
-            context_length=context,
-            context_overflow=rollout.context_overflow,
-        ),
-        stop=getattr(environment, "stop", config.environment_spec.stop),
-        size=config.env.group_size,
-        min_size=rollout.min_group_size or config.env.group_size,
-        timeout=rollout.episode_timeout,
-        retries=rollout.episode_retries,
-        temperature=rollout.eval_temperature if evaluation else rollout.temperature,
-        top_p=1.0 if evaluation else rollout.top_p,
-        top_k=-1 if evaluation else rollout.top_k,
-    )
-
-
-def load_tokenizer(config: Config, own: Callable[[], Any]) -> Any:
-    """Return the tokenizer: the policy's own, or the one that `env.tokenizer_name` names."""
-    name = config.env.tokenizer_name
-    if name is None:
-        return own()
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:
-        raise ConfigError(
-            f"env.tokenizer_name: {name!r} can't be loaded: {str(error).splitlines()[0]}; leave it out to use the "
-            "model's own tokenizer, or name a local folder"
-        ) from None
-
-
-def _least(*bounds: int | None) -> int | None:
-    known = [bound for bound in bounds if bound is not None]
-    return min(known) if known else None
-
-
-def _masked(groups: Sequence[Group]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for group in groups:
-        for trajectory in group.trajectories:
-            counts.update(dict(trajectory.masked))
-    return counts
 
 
 def _evaluations(folder: RunFolder) -> tuple[dict[str, float], dict[str, float]]:

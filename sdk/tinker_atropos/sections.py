@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Section(BaseModel):
@@ -27,6 +27,13 @@ class RunSection(Section):
     )
     previews: int = Field(3, ge=0, description="test problems shown before and after training; 0: none")
 
+    @field_validator("output")
+    @classmethod
+    def _a_place(cls, value: Path) -> Path:
+        if "\0" in str(value) or any(len(part.encode()) > 255 for part in value.parts):
+            raise ValueError("that can't name a folder: a part is longer than 255 bytes, or holds a null byte")
+        return value.expanduser()
+
 
 class EnvSection(Section):
     """The keys of Atropos' `env` section. The environment plugin's own keys stand beside them."""
@@ -41,18 +48,27 @@ class EnvSection(Section):
     )
     max_num_workers: int = Field(-1, ge=-1, description="groups in flight at most; -1: as many as staleness allows")
     ensure_scores_are_not_same: bool = Field(True, description="replace groups whose scores are all equal")
-    tokenizer_name: str | None = Field(None, description="tokenizer in place of the model's own: hub id or folder")
+    tokenizer_name: str | None = Field(
+        None, min_length=1, description="tokenizer in place of the model's own: hub id or folder"
+    )
     rollout_server_url: str | None = Field(
         None, description="Atropos trajectory API; the parts run in one process here"
     )
     use_wandb: bool = Field(False, description="Weights & Biases logging")
     wandb_name: str | None = Field(None, description="Weights & Biases name of the environment")
 
+    @field_validator("max_num_workers")
+    @classmethod
+    def _some_workers(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("with no group in flight nothing is ever sampled; use -1 for as many as staleness allows")
+        return value
+
 
 class OpenAISection(Section):
     """One entry of Atropos' `openai` section."""
 
-    model_name: str | None = Field(None, description="model to train; default: the trainer's")
+    model_name: str | None = Field(None, min_length=1, description="model to train; default: the trainer's")
     base_url: str | None = Field(None, description="inference endpoint; the trainer's own policy is sampled here")
     api_key: str | None = Field(None, description="key of that endpoint")
     weight: float = Field(1.0, description="share of requests among several endpoints")
@@ -87,6 +103,13 @@ class RolloutSection(Section):
     eval_tasks: int = Field(128, ge=1, description="test tasks per evaluation")
     eval_temperature: float = Field(0.0, ge=0.0, le=100.0, description="sampling temperature of evaluations")
     show_every: int = Field(5, ge=0, description="steps between real rollouts shown; 0: none")
+
+    @field_validator("top_k")
+    @classmethod
+    def _some_candidates(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("with no candidate nothing can be sampled; use -1 for all")
+        return value
 
 
 class ServicesSection(Section):

@@ -1,4 +1,4 @@
-"""Reads YAML strictly: no doubled keys, numbers as YAML 1.2 has them, errors with file and line. Writes what it reads."""
+"""Reads YAML strictly: no doubled keys, numbers as in YAML 1.2, errors with file and line. Writes what it reads."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ for _tag, _pattern in _NUMBERS.items():
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not text", key_node.start_mark)
@@ -61,6 +63,13 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
 
 
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes the rarer line ends as they are, and reads them as a space; between double quotes it escapes them.
+    style = '"' if any(end in text for end in "\r\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 _Loader.add_constructor(_INT, _integer)
 
@@ -81,6 +90,8 @@ def parse_value(text: str) -> Any:
         return plain
     if isinstance(value, str) and plain[:1] not in ("'", '"', "|", ">"):
         return plain
+    if isinstance(value, dict | list) and plain[:1] not in ("[", "{"):
+        return plain  # `Answer: now`, `- none`
     return value
 
 
@@ -99,13 +110,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except _MALFORMED as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        problem = getattr(error, "problem", None) or f"not readable as YAML: {error}"
+        problem = _problem(error) or f"not readable as YAML: {error}"
         raise ConfigError(f"{place}: {' '.join(problem.split())}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected sections such as `env:` and `tinker:`, got {type(content).__name__}")
     return content
+
+
+def _problem(error: Exception) -> str:
+    context, problem = getattr(error, "context", None), getattr(error, "problem", None)
+    return f"{context}, {problem}" if context and problem else problem or ""
 
 
 def write_yaml(content: dict[str, Any]) -> str:

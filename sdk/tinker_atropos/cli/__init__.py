@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -61,22 +64,52 @@ def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; the exit code is 0 only where all went well, 2 for something typed wrong."""
     from tinker_atropos.errors import TinkerAtroposError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, TextIOWrapper
+        ):  # what a model says must not end a run on a terminal that lacks the letter
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(arguments, standalone_mode=False)
-    except click.exceptions.Exit as error:
-        code = error.exit_code
-    except click.Abort:
-        print("aborted", file=sys.stderr)
-        code = 130
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = error.exit_code
-    except TinkerAtroposError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except click.exceptions.Exit as error:
         code = error.exit_code
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
+        _complain("aborted")
         code = 130
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "tinker-atropos"
+        _complain(f"error: {error.format_message()} See `{command} --help`")
+        code = error.exit_code
+    except click.ClickException as error:
+        _complain(f"error: {error.format_message()}")
+        code = error.exit_code
+    except TinkerAtroposError as error:
+        _complain(f"error: {error}")
+        code = error.exit_code
     except BrokenPipeError:  # the reader of our output has gone
-        sys.stderr.close()
         code = 141
+    except OSError as error:
+        _complain(f"error: {error}")
+        code = 1
+    _flush()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(text: str) -> None:
+    from tinker_atropos.terminal import one_line
+
+    with suppress(OSError):
+        print(one_line(text), file=sys.stderr)
+
+
+def _flush() -> None:
+    """Flush here, so that a reader who has gone is no noise at the interpreter's end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

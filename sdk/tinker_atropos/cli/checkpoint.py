@@ -111,11 +111,15 @@ def open_store(run_name: str | None, local: bool, output: str, trainer: str | No
             f"--run: there is no run {run_name!r} in {output!r}; runs there: {', '.join(names) or 'none'}"
         )
     content = read_yaml(folder.config_file)
-    spec = registry.load("trainer", content["run"]["trainer"])
+    try:
+        name, model = content["run"]["trainer"], content["openai"]["model_name"]
+    except (KeyError, TypeError):
+        raise ConfigError(f"{folder.config_file}: damaged, it names no run.trainer and openai.model_name") from None
+    spec = registry.load("trainer", str(name))
     config = validate(spec.config, content.get(normal(spec.name)) or {}, path=normal(spec.name))
     if local and not getattr(config, "local", False):
         raise ConfigError(f"--local: run {run_name!r} was not trained on this machine; leave --local out")
-    _check(spec, config, content["openai"]["model_name"])
+    _check(spec, config, model)
     return Store(spec, config, folder.path)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from tinker_atropos.terminal import one_line
+
 format_option: Callable[[Any], Any] = click.option(
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output format."
 )
@@ -23,7 +25,7 @@ def show(rows: Sequence[Mapping[str, Any]], form: str, *, empty: str) -> None:
         return
     names = list(rows[0])
     cells = [[name.upper() for name in names]]
-    cells += [["-" if row[name] is None else str(row[name]) for name in names] for row in rows]
+    cells += [["-" if row[name] is None else one_line(str(row[name])) for name in names] for row in rows]
     widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
     for line in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

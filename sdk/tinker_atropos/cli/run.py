@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from tinker_atropos.terminal import one_line, printable
 
 if TYPE_CHECKING:
     from tinker_atropos.config import Config
@@ -27,20 +31,32 @@ SHORT = {
 }
 
 
+def _once(context: click.Context, parameter: click.Parameter, values: tuple[Any, ...]) -> Any:
+    """Click would silently take the last of two values."""
+    if len(set(values)) > 1:
+        shown = " and ".join(repr(value) for value in values)
+        raise click.UsageError(f"{parameter.opts[-1]} is given {len(values)} times, as {shown}; keep one.", context)
+    return values[0] if values else None
+
+
+def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+    return click.option(*names, multiple=True, callback=_once, **settings)
+
+
 @click.command("run")
-@click.option("-c", "--config", type=click.Path(), help="YAML file; sections as in Atropos, and run, rollout, trainer.")
-@click.option("--env", help="Environment plugin, or ./my_env.py:env.")
-@click.option("--trainer", help="Trainer plugin.")
+@_option("-c", "--config", type=click.Path(), help="YAML file; sections as in Atropos, and run, rollout, trainer.")
+@_option("--env", help="Environment plugin, or ./my_env.py:env.")
+@_option("--trainer", help="Trainer plugin.")
 @click.option("--local", is_flag=True, help="Train on this machine: no key, no network.")
-@click.option("--model", help="Model to train: hosted name; with --local a packaged name, a folder or a hub id.")
-@click.option("--steps", type=int, help="Optimiser steps.")
-@click.option("--group-size", type=int, help="Episodes per task.")
-@click.option("--batch-size", type=int, help="Trajectories per step, a multiple of the group size.")
-@click.option("--learning-rate", type=float, help="Default: by model size.")
-@click.option("--lora-rank", type=int, help="Rank of the LoRA adapter.")
-@click.option("--seed", type=int, help="Seed of tasks, sampling and initial weights.")
-@click.option("--output", type=click.Path(), help="Folder of run folders.  [default: runs]")
-@click.option("--name", help="Name of this run's folder.")
+@_option("--model", help="Model to train: hosted name; with --local a packaged name, a folder or a hub id.")
+@_option("--steps", type=int, help="Optimiser steps.")
+@_option("--group-size", type=int, help="Episodes per task.")
+@_option("--batch-size", type=int, help="Trajectories per step, a multiple of the group size.")
+@_option("--learning-rate", type=float, help="Default: by model size.")
+@_option("--lora-rank", type=int, help="Rank of the LoRA adapter.")
+@_option("--seed", type=int, help="Seed of tasks, sampling and initial weights.")
+@_option("--output", type=click.Path(), help="Folder of run folders.  [default: runs]")
+@_option("--name", help="Name of this run's folder.")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Any other setting; repeatable.")
 @click.option("--resume", is_flag=True, help="Continue the run of that --name from its newest checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration and start nothing.")
@@ -75,33 +91,33 @@ def command(
 def _resolve(
     registry: Any, file: str | None, local: bool, assignments: tuple[str, ...], resume: bool, short: dict[str, Any]
 ) -> Config:
-    from tinker_atropos.config import load, parse_assignment
+    from tinker_atropos.config import load, parse_assignment, peek
     from tinker_atropos.errors import ConfigError
+    from tinker_atropos.sections import RunSection
+    from tinker_atropos.validation import validate
     from tinker_atropos.yaml_file import read_yaml
 
+    path = Path(file) if file is not None else None
     overrides = [parse_assignment(text) for text in assignments]
     overrides += [
         (SHORT[option], value, f"--{option.replace('_', '-')}") for option, value in short.items() if value is not None
     ]
     if local:
         overrides.append(("trainer.local", True, "--local"))
-    given = {path: value for path, value, _ in overrides}
-    if file is not None:
-        content = read_yaml(Path(file)).get("run") or {}
-        given = {f"run.{key}": value for key, value in content.items()} | given if isinstance(content, dict) else given
     base = None
     if resume:
-        name = given.get("run.name")
-        if name is None:
-            raise ConfigError(f"--resume: which run? Say --name NAME.{_runs(Path(given.get('run.output', 'runs')))}")
-        path = Path(given.get("run.output", "runs")) / str(name) / "config.yaml"
-        if path.is_file():
-            base = read_yaml(path)
-        elif not any(key == "run.env" for key in given):
+        asked = {key: peek(path, overrides, f"run.{key}") for key in ("name", "output", "env")}
+        place = validate(RunSection, {key: value for key, value in asked.items() if value is not None}, path="run")
+        if place.name is None:
+            raise ConfigError(f"--resume: which run? Say --name NAME.{_runs(place.output)}")
+        written = place.output / place.name / "config.yaml"
+        if written.is_file():
+            base = read_yaml(written)
+        elif place.env is None:
             raise ConfigError(
-                f"--resume: there is no run called {name!r} in {str(path.parent.parent)!r}.{_runs(path.parent.parent)}"
+                f"--resume: there is no run called {place.name!r} in {str(place.output)!r}.{_runs(place.output)}"
             )
-    return load(Path(file) if file is not None else None, overrides, registry=registry, base=base)
+    return load(path, overrides, registry=registry, base=base)
 
 
 def _runs(output: Path) -> str:
@@ -128,15 +144,13 @@ def _confirm(config: Config, yes: bool) -> None:
     """Say what a run will use; before a hosted one, ask."""
     from tinker_atropos.errors import ConfigError
 
-    quote = config.trainer_spec.quote
-    if quote is None:
-        return
-    price = quote(config.trainer, config.model)
-    for line in (*price.lines, *volume(config)):
-        click.echo(line, err=True)
+    price = config.trainer_spec.quote(config.trainer, config.model) if config.trainer_spec.quote is not None else None
+    for line in (*(price.lines if price is not None else ()), *volume(config)):
+        click.echo(printable(line), err=True)
     for path, reason in config.unused.items():
-        click.echo(f"note: {path} ({config.origins.get(path, 'configuration')}) has no effect: {reason}", err=True)
-    if not price.hosted or yes:
+        origin = config.origins.get(path, "configuration")
+        click.echo(one_line(f"note: {path} ({origin}) has no effect: {reason}"), err=True)
+    if price is None or not price.hosted or yes:
         return
     if not sys.stdin.isatty():
         raise ConfigError("this run costs money and there is no terminal to ask on; say --yes to start it")
@@ -146,8 +160,11 @@ def _confirm(config: Config, yes: bool) -> None:
 def volume(config: Config) -> list[str]:
     """Return lines on how much a run samples and trains."""
     per_step = config.env.batch_size
-    bound = config.rollout.max_tokens or config.env.max_token_length
-    tokens = f", at most {per_step * bound:,} sampled tokens a step" if bound else ", tokens a step not bounded"
+    tokens = ", tokens a step not bounded"
+    if config.env.max_token_length is not None:
+        tokens = f", at most {per_step * config.env.max_token_length:,} tokens a step"
+    elif config.rollout.max_tokens is not None:
+        tokens = f", at most {per_step * config.rollout.max_tokens:,} sampled tokens a step for each turn"
     return [
         f"{config.env.total_steps} steps of {per_step} episodes ({config.groups_per_batch} groups of "
         f"{config.env.group_size}){tokens}",
@@ -185,18 +202,15 @@ def describe(config: Config) -> str:
         lines.append(f"{section}:")
         for key, value in values.items():
             shown = write_yaml({key: value}).rstrip("\n").split("\n")
-            origin = config.origins.get(f"{section}.{key}", "default")
-            if f"{section}.{key}" == "openai.model_name" and origin == "default":
-                origin = f"default of {config.trainer_spec.name}"
-            if f"{section}.{key}" == "run.name" and origin == "default":
-                origin = "environment, trainer and time"
-            lines.append(f"  {shown[0]:<44}  # {origin}")
-            lines.extend(f"  {line}" for line in shown[1:])
+            origin = f"# {one_line(_origin(config, f'{section}.{key}'))}"
+            # A comment can't follow the first of several lines: it might stand within quotes there.
+            lines += [f"  {shown[0]:<44}  {origin}"] if len(shown) == 1 else [f"  {origin}", f"  {shown[0]}"]
+            lines.extend(f"  {line}" if line else "" for line in shown[1:])
     lines.append("# " + "; ".join(volume(config)))
     lines.append(f"# max_staleness {config.max_staleness}")
     if config.unused:
         lines.append("# accepted keys that have no effect in this mode:")
-        lines.extend(f"#   {path}: {reason}" for path, reason in config.unused.items())
+        lines.extend(f"#   {one_line(path)}: {one_line(reason)}" for path, reason in config.unused.items())
     else:
         lines.append("# every key that was given has an effect")
     lines.append(
@@ -205,11 +219,23 @@ def describe(config: Config) -> str:
     return "\n".join(lines)
 
 
+def _origin(config: Config, path: str) -> str:
+    origin = config.origins.get(path, "default")
+    if path == "openai.model_name" and origin == "default":
+        return f"default of {config.trainer_spec.name}"
+    if path == "run.name" and origin == "default":
+        return "environment, trainer and time"
+    if path == "openai.api_key" and config.openai.api_key is not None:
+        return f"{origin}: not shown, it has no effect"
+    return origin
+
+
 def summary(config: Config, finished: Finished) -> str:
     """Return the last lines of a run: results, weights path, the next commands."""
-    place = [f"--name {config.name}", f"--run {config.name}"]
+    name = shlex.quote(config.name)
+    place = [f"--name {name}", f"--run {name}"]
     if config.run.output != Path("runs"):
-        place = [f"{part} --output {config.run.output}" for part in place]
+        place = [f"{part} --output {shlex.quote(str(config.run.output))}" for part in place]
     local = " --local" if getattr(config.trainer, "local", False) else ""
     lines = [f"finished {finished.steps} steps in {finished.folder}"]
     first, last = finished.first_evaluation.get("eval/reward"), finished.last_evaluation.get("eval/reward")

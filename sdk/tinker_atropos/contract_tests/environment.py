@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from tinker_atropos.environment import EnvironmentSpec, Step, TextEnvironment
@@ -29,6 +31,12 @@ NOT_DETERMINISTIC = "the same task and the same completions gave {first!r} and t
 SHARED_STATE = "an episode went otherwise while another was open: {first!r} alone, {second!r} beside it ({where})"
 NO_END = "an episode had not ended after {turns} turns; terminate it, or truncate it"
 BROKEN_BY_CANCELLATION = "after a cancelled episode the same task gave {second!r} instead of {first!r} ({where})"
+NOT_REPRODUCIBLE = "made a second time with the same settings, it gave {second!r} instead of {first!r} ({where})"
+KEPT_MESSAGES = (
+    "a change to the messages it had given out changed the next episode: {first!r}, then {second!r} ({where})"
+)
+RAISED = "{method}() raised {error} ({where})"
+HUNG = "{method}() did not return within {seconds:g} s ({where})"
 
 # What policies really say: nothing, much, half a sentence, another alphabet, markup, what looks like an answer.
 COMPLETIONS: tuple[Completion, ...] = (
@@ -52,22 +60,25 @@ def check_environment(
     completions: Sequence[Completion] = COMPLETIONS,
     max_turns: int = 64,
     deterministic: bool = True,
+    timeout: float = 60.0,
 ) -> None:
     """Raise `ContractViolated` if a text environment breaks its contract.
 
     Takes a specification (made with its default configuration) or a made environment. Checks, on the first `tasks`
     tasks of both splits: well-formed steps; finite rewards whatever the completion; that an episode ends within
     `max_turns`; that the same task and completions give the same result (`deterministic=False` for judges that do not);
-    that episodes share no state; that a cancelled episode harms no other.
+    that a specification gives the same when it is made again; that episodes share no state, the messages given out
+    included; that a cancelled episode harms no other; that no call raises, or takes longer than `timeout` seconds.
     """
     made: Any = environment
+    again: Any = None
     if isinstance(environment, EnvironmentSpec):
         if environment.kind != "text":
             raise ContractViolated(NOT_TEXT.format(name=environment.name, kind=environment.kind))
-        made = environment.make(environment.config())
+        made, again = (environment.make(environment.config()) for _ in range(2))
     if not isinstance(made, TextEnvironment):
         raise ContractViolated(NOT_AN_ENVIRONMENT.format(what=type(made).__name__))
-    _run(_check(made, tasks, completions, max_turns, deterministic))
+    _run(_check(made, again, tasks, completions, _Play(max_turns, timeout), deterministic))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -88,24 +99,33 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _check(
-    environment: TextEnvironment, tasks: int, completions: Sequence[Completion], max_turns: int, deterministic: bool
+    environment: TextEnvironment,
+    again: TextEnvironment | None,
+    tasks: int,
+    completions: Sequence[Completion],
+    play: _Play,
+    deterministic: bool,
 ) -> None:
     refs = [ref for split in ("train", "test") for ref in _refs(environment, split, tasks)]
     for place, ref in enumerate(refs):
         for completion in completions:
-            alone = await _play(environment, ref, completion, max_turns)
+            alone = await play(environment, ref, completion)
             if deterministic:
-                again = await _play(environment, ref, completion, max_turns)
-                _same(alone, again, NOT_DETERMINISTIC, ref)
+                _same(alone, await play(environment, ref, completion), NOT_DETERMINISTIC, ref)
         if not deterministic:
             continue
         completion = completions[place % len(completions)]
-        alone = await _play(environment, ref, completion, max_turns)
-        others = [_play(environment, other, completions[0], max_turns) for other in refs if other != ref]
-        beside, *_ = await asyncio.gather(_play(environment, ref, completion, max_turns, yielding=True), *others)
+        alone = await play(environment, ref, completion)
+        if again is not None:
+            _same(alone, await play(again, ref, completion), NOT_REPRODUCIBLE, ref)
+        # An episode of the very same task is among those beside it.
+        others = [play(environment, other, completions[0], yielding=True) for other in refs]
+        beside, *_ = await asyncio.gather(play(environment, ref, completion, yielding=True), *others)
         _same(alone, beside, SHARED_STATE, ref)
-        await _cancel(environment, ref)
-        _same(alone, await _play(environment, ref, completion, max_turns), BROKEN_BY_CANCELLATION, ref)
+        await _cancel(environment, ref, play)
+        _same(alone, await play(environment, ref, completion), BROKEN_BY_CANCELLATION, ref)
+        await play(environment, ref, completion, spoil=True)
+        _same(alone, await play(environment, ref, completion), KEPT_MESSAGES, ref)
 
 
 def _refs(environment: TextEnvironment, split: str, tasks: int) -> list[TaskRef]:
@@ -117,47 +137,88 @@ def _refs(environment: TextEnvironment, split: str, tasks: int) -> list[TaskRef]
     return [TaskRef(split, index, seed=1_000 + index) for index in range(tasks if size is None else min(tasks, size))]
 
 
-async def _play(
-    environment: TextEnvironment, ref: TaskRef, completion: Completion, max_turns: int, *, yielding: bool = False
-) -> list[Step]:
-    """Play one episode, every turn the same completion; return its steps, each checked."""
-    episode = await environment.episode(ref)
-    try:
-        step = _well_formed(await episode.reset(), "reset")
-        if step.done:
-            raise ContractViolated(ENDED_AT_RESET)
-        if step.reward != 0:
-            raise ContractViolated(REWARD_AT_RESET.format(value=step.reward))
-        if not step.observation:
-            raise ContractViolated(EMPTY_FIRST)
-        steps = [step]
-        while True:
-            if len(steps) > max_turns:
-                raise ContractViolated(NO_END.format(turns=max_turns))
-            if yielding:
-                await asyncio.sleep(0)
-            step = _well_formed(await episode.step(completion), "step")
-            for name, value in {"reward": step.reward, **step.metrics}.items():
-                if not _finite(value):
-                    raise ContractViolated(NOT_FINITE.format(name=name, value=value, text=completion.text[:60]))
-            steps.append(step)
+@dataclass(frozen=True, slots=True)
+class _Play:
+    """Plays one episode, every turn the same completion, and checks each step."""
+
+    max_turns: int
+    timeout: float
+
+    async def __call__(
+        self,
+        environment: TextEnvironment,
+        ref: TaskRef,
+        completion: Completion,
+        *,
+        yielding: bool = False,
+        spoil: bool = False,
+    ) -> list[Step]:
+        episode = await self.call("episode", environment.episode(ref), ref)
+        try:
+            step = _well_formed(await self.call("reset", episode.reset(), ref), "reset")
             if step.done:
-                return steps
-    finally:
-        await episode.close()
+                raise ContractViolated(ENDED_AT_RESET)
+            if step.reward != 0:
+                raise ContractViolated(REWARD_AT_RESET.format(value=step.reward))
+            if not step.observation:
+                raise ContractViolated(EMPTY_FIRST)
+            steps = [_copy(step)]
+            while True:
+                if spoil:
+                    _spoil(step)
+                if len(steps) > self.max_turns:
+                    raise ContractViolated(NO_END.format(turns=self.max_turns))
+                if yielding:
+                    await asyncio.sleep(0)
+                step = _well_formed(await self.call("step", episode.step(completion), ref), "step")
+                for name, value in {"reward": step.reward, **step.metrics}.items():
+                    if not _finite(value):
+                        raise ContractViolated(NOT_FINITE.format(name=name, value=value, text=completion.text[:60]))
+                steps.append(_copy(step))
+                if step.done:
+                    return steps
+        finally:
+            await self.call("close", episode.close(), ref)
+
+    async def call(self, method: str, work: Awaitable[Result], ref: TaskRef) -> Result:
+        """Await one call of the environment; raises `ContractViolated` if it raises or hangs."""
+        where = f"task {ref.split}/{ref.index}"
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                return await work
+        except Exception as error:
+            if limit.expired():
+                raise ContractViolated(HUNG.format(method=method, seconds=self.timeout, where=where)) from None
+            said = f"{type(error).__name__}: {error}"
+            raise ContractViolated(RAISED.format(method=method, error=said, where=where)) from error
 
 
-async def _cancel(environment: TextEnvironment, ref: TaskRef) -> None:
-    """Cancel an episode in mid-step, and close it as the rollout would."""
-    episode = await environment.episode(ref)
-    try:
-        await episode.reset()
-        step = asyncio.ensure_future(episode.step(COMPLETIONS[1]))
-        await asyncio.sleep(0)
-        step.cancel()
-        await asyncio.gather(step, return_exceptions=True)
-    finally:
-        await episode.close()
+def _copy(step: Step) -> Step:
+    """Return a step that later changes to its messages don't reach."""
+    observation = step.observation if isinstance(step.observation, str) else copy.deepcopy(list(step.observation))
+    return replace(step, observation=observation, metrics=dict(step.metrics))
+
+
+def _spoil(step: Step) -> None:
+    """Do to the messages what a caller may: they are its own from now on."""
+    if not isinstance(step.observation, str):
+        for message in step.observation:
+            message["content"] = "changed by whoever got it"
+
+
+async def _cancel(environment: TextEnvironment, ref: TaskRef, play: _Play) -> None:
+    """Cancel an episode in its reset, and another in mid-step; close both as the rollout would."""
+    for steps in (0, 1):
+        episode = await play.call("episode", environment.episode(ref), ref)
+        try:
+            if steps:
+                await play.call("reset", episode.reset(), ref)
+            work = asyncio.ensure_future(episode.step(COMPLETIONS[1]) if steps else episode.reset())
+            await asyncio.sleep(0)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        finally:
+            await play.call("close", episode.close(), ref)
 
 
 def _well_formed(step: Any, method: str) -> Step:
@@ -175,7 +236,7 @@ def _well_formed(step: Any, method: str) -> Step:
 def _finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except TypeError:
+    except (TypeError, OverflowError):
         return False
 
 

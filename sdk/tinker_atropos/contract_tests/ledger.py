@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from tinker_atropos.registry import normal
 from tinker_atropos.rollout.records import read_records
+from tinker_atropos.run_folder import Manifest, RunFolder, latest_manifest
 from tinker_atropos.trajectory import Segment
 from tinker_atropos.yaml_file import read_yaml
 
@@ -39,9 +41,13 @@ def check_ledger(journal: Path, run: Path) -> Ledger:
     the surviving lineage: the last model, and back through each `load_state` to the `save_state` it loaded. It then
     holds each optimiser step of that lineage equal, datum by datum (a hash over tokens, targets, log-probabilities and
     advantages), to the groups that the rollouts give for this step; and every task of the run's order must have ended
-    once, trained or discarded. A datum lost, doubled, planted or trained in another step fails.
+    once, trained or discarded. A datum lost, doubled, planted or trained in another step fails. The run must be at
+    rest: finished, stopped, or rewound by the start of its resumption.
     """
     steps, models = _surviving(_read_journal(journal))
+    if not steps:
+        raise LedgerViolated(f"{journal}: the surviving lineage took no optimiser step, so there is nothing to prove")
+    manifest = latest_manifest(RunFolder(run))
     records = [record for path in sorted((run / "rollouts").glob("step-*.jsonl.gz")) for record in read_records(path)]
     expected: dict[int, Counter[str]] = {}
     limit = _length_limit(run)
@@ -50,7 +56,8 @@ def check_ledger(journal: Path, run: Path) -> Ledger:
             hashes = expected.setdefault(record["step"], Counter())
             hashes.update(_hashes(record, limit))
     _compare(steps, expected)
-    _each_once(records, _open_tasks(run))
+    _each_once(records, manifest)
+    _manifests_agree(RunFolder(run).manifests(), records, len(steps))
     return Ledger(
         steps=len(steps),
         trained=sum(record["outcome"] == "trained" for record in records),
@@ -84,7 +91,11 @@ def segment_hash(segment: Segment) -> str:
 
 def _read_journal(path: Path) -> list[dict[str, Any]]:
     events = []
-    for raw in path.read_bytes().splitlines():
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise LedgerViolated(f"the journal {str(path)!r} can't be read: {error.strerror}") from None
+    for raw in lines:
         try:
             event = json.loads(raw)
         except ValueError:
@@ -92,8 +103,12 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
         if isinstance(event, dict) and "seq" in event:
             events.append(event)
     order = [event["seq"] for event in events]
-    if order != sorted(set(order)):
-        raise LedgerViolated(f"{path}: the journal's numbers are not strictly rising; a line was doubled or moved")
+    for place, number in enumerate(order):
+        if number != place:
+            raise LedgerViolated(
+                f"{path}: the journal's numbers must rise by one; line {place} of them has {number!r}, so a line is "
+                "missing, doubled or moved"
+            )
     return events
 
 
@@ -132,6 +147,8 @@ def _surviving(events: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Counter[s
 def _hashes(record: Mapping[str, Any], limit: int | None) -> Iterable[str]:
     for trajectory in record["trajectories"]:
         for segment in trajectory["segments"]:
+            if segment["advantages"] is None:
+                raise LedgerViolated(f"step {record['step']}: group {record['group']} was trained without advantages")
             if not any(segment["mask"][1:]) or (limit is not None and len(segment["tokens"]) > limit):
                 continue  # nothing in it is trained on
             yield segment_hash(
@@ -160,7 +177,7 @@ def _compare(steps: Mapping[int, Counter[str]], expected: Mapping[int, Counter[s
             raise LedgerViolated(f"step {step}: {planted.total()} data were trained on that its rollouts do not hold")
 
 
-def _each_once(records: Sequence[Mapping[str, Any]], left_open: set[int]) -> None:
+def _each_once(records: Sequence[Mapping[str, Any]], manifest: Manifest | None) -> None:
     ended = Counter(record["ordinal"] for record in records)
     doubled = sorted(ordinal for ordinal, count in ended.items() if count > 1)
     if doubled:
@@ -169,21 +186,41 @@ def _each_once(records: Sequence[Mapping[str, Any]], left_open: set[int]) -> Non
     twice = sorted(id for id, count in ids.items() if count > 1)
     if twice:
         raise LedgerViolated(f"groups {twice[:8]} stand in the rollouts twice")
-    missing = sorted(set(range(max(ended, default=-1) + 1)) - set(ended) - left_open)
+    unexplained = [record["group"] for record in records if record["outcome"] != "trained" and not record["reason"]]
+    if unexplained:
+        raise LedgerViolated(f"groups {unexplained[:8]} were discarded without a reason")
+    left_open = set(manifest.cursor["open"]) if manifest is not None else set()
+    given_out = manifest.cursor["next"] if manifest is not None else max(ended, default=-1) + 1
+    missing = sorted(set(range(given_out)) - set(ended) - left_open)
     if missing:
         raise LedgerViolated(f"tasks {missing[:8]} of the run's order were given out and never ended: lost")
+    if manifest is None:
+        return
+    again = sorted(r["ordinal"] for r in records if r["ordinal"] in left_open and r["step"] <= manifest.step)
+    if again:
+        raise LedgerViolated(
+            f"tasks {again[:8]} have ended, yet the manifest of step {manifest.step} gives them out again"
+        )
 
 
-def _open_tasks(run: Path) -> set[int]:
-    """Return the tasks that the newest manifest lists as given out and not ended."""
-    from tinker_atropos.run_folder import RunFolder, latest_manifest
-
-    manifest = latest_manifest(RunFolder(run))
-    return set(manifest.cursor["open"]) if manifest is not None else set()
+def _manifests_agree(manifests: Sequence[Manifest], records: Sequence[Mapping[str, Any]], steps: int) -> None:
+    """The run's own checkpoints may not claim more than the journal proves."""
+    if not manifests:
+        return
+    newest = manifests[-1]
+    if newest.step > steps or (newest.finished and newest.step != steps):
+        raise LedgerViolated(
+            f"the newest manifest is of step {newest.step}, the journal's surviving lineage has {steps}"
+        )
+    trained = {record["group"] for record in records if record["outcome"] == "trained"}
+    claimed = Counter(id for manifest in manifests for id in manifest.consumed)
+    wrong = sorted(id for id, count in claimed.items() if count > 1 or id not in trained)
+    if wrong:
+        raise LedgerViolated(f"manifests list the groups {wrong[:8]} as consumed that were not trained exactly once")
 
 
 def _length_limit(run: Path) -> int | None:
     config = read_yaml(run / "config.yaml")
-    trainer = config.get(str(config.get("run", {}).get("trainer")).replace("-", "_")) or {}
+    trainer = config.get(normal(str((config.get("run") or {}).get("trainer")))) or {}
     limit = trainer.get("max_token_trainer_length")
     return int(limit) if limit is not None else None

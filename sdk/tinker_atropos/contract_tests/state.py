@@ -9,6 +9,8 @@ from typing import Any
 from tinker_atropos.contract_tests.environment import ContractViolated
 from tinker_atropos.trajectory import Group, PolicyRef, TaskRef
 
+SECONDS = 20.0  # for each part; none waits for anything but the state itself
+
 
 def make_group(id: str) -> Group:
     """Return an empty group of that id."""
@@ -17,11 +19,21 @@ def make_group(id: str) -> Group:
 
 async def check_state(make: Callable[[int], Awaitable[Any]]) -> None:
     """Raise `ContractViolated` if a State breaks its contract. `make(cap)` returns a new, empty one."""
-    await _queue(await make(4))
-    await _fencing(await make(4))
-    await _rewinding(await make(4))
-    await _bound(await make(2))
-    await _publishing(await make(2))
+    parts: tuple[tuple[Callable[[Any], Awaitable[None]], int], ...] = (
+        (_queue, 4),
+        (_fencing, 4),
+        (_rewinding, 4),
+        (_bound, 2),
+        (_publishing, 2),
+    )
+    for part, cap in parts:
+        try:
+            async with asyncio.timeout(SECONDS):
+                await part(await make(cap))
+        except TimeoutError:
+            raise ContractViolated(
+                f"{part.__name__.strip('_')}: a call did not return that had all it waits for"
+            ) from None
 
 
 def _hold(true: bool, message: str) -> None:
@@ -80,6 +92,11 @@ async def _rewinding(state: Any) -> None:
     _hold(returned == ["b"], f"rewind must return what was leased and not committed, got {returned}")
     again = [lease.group.id for lease in await state.lease(2, fence)]
     _hold(again == ["b", "c"], f"after a rewind the old order must hold, got {again}")
+    _hold(await state.put(make_group("b")) == "duplicate", "put of an id that a rewind gave back must be 'duplicate'")
+    await state.rewind(fence)
+    await state.discard("b", "stale")
+    again = [lease.group.id for lease in await state.lease(1, fence)]
+    _hold(again == ["c"], f"a discarded group must not come back, got {again}")
 
 
 async def _bound(state: Any) -> None:
@@ -93,6 +110,11 @@ async def _bound(state: Any) -> None:
     _hold(not waiting.done(), "a lease frees no room before its commit: the group may come back")
     await state.commit(["a"], fence)
     _hold(await asyncio.wait_for(waiting, 5) == "accepted", "a commit must let a blocked put go on")
+    waiting = asyncio.create_task(state.put(make_group("d")))
+    await asyncio.sleep(0.01)
+    _hold(not waiting.done(), "a put beyond the cap must wait")
+    await state.discard("b", "stale")
+    _hold(await asyncio.wait_for(waiting, 5) == "accepted", "a discard must let a blocked put go on")
 
 
 async def _publishing(state: Any) -> None:

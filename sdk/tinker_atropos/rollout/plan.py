@@ -1,0 +1,86 @@
+"""From a configuration to what is rolled out: the environment, its tokenizer, and how its groups are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tinker_atropos.config import Config
+from tinker_atropos.errors import ConfigError, DataError, TinkerAtroposError
+from tinker_atropos.rollout.episode import EpisodeLimits
+from tinker_atropos.rollout.group import GroupPlan
+
+
+def make_environment(config: Config) -> Any:
+    """Return the configured environment; raises `DataError` with the cause if it can't be built."""
+    try:
+        return config.environment_spec.make(config.environment)
+    except TinkerAtroposError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"environment {config.environment_spec.name!r} can't be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_environment_splits(environment: Any, config: Config) -> int:
+    """Return how many test tasks an evaluation has; raises `DataError` if there is nothing to train on."""
+    name = config.environment_spec.name
+    sizes: dict[str, int | None] = {}
+    for split in ("train", "test"):
+        try:
+            sizes[split] = environment.tasks(split)
+        except TinkerAtroposError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"environment {name!r} can't load its split {split!r}: {type(error).__name__}: {error}"
+            ) from error
+    if sizes["train"] == 0:
+        raise DataError(f"environment {name!r} has no tasks in split 'train', so there is nothing to train on")
+    return config.rollout.eval_tasks if sizes["test"] is None else min(config.rollout.eval_tasks, sizes["test"])
+
+
+def group_plan(config: Config, environment: Any, context: int | None, *, evaluation: bool = False) -> GroupPlan:
+    """Return how groups are rolled out: what the user set, else what the environment suggests."""
+    rollout = config.rollout
+    suggested: int | None = getattr(environment, "max_tokens", None)
+    return GroupPlan(
+        sessions=config.adapter_spec.make(config.adapter),
+        limits=EpisodeLimits(
+            max_tokens=rollout.max_tokens if rollout.max_tokens is not None else suggested,
+            max_turns=rollout.max_turns,
+            context_length=context,
+            context_overflow=rollout.context_overflow,
+        ),
+        stop=getattr(environment, "stop", config.environment_spec.stop),
+        size=config.env.group_size,
+        min_size=rollout.min_group_size or config.env.group_size,
+        timeout=rollout.episode_timeout,
+        retries=rollout.episode_retries,
+        temperature=rollout.eval_temperature if evaluation else rollout.temperature,
+        top_p=1.0 if evaluation else rollout.top_p,
+        top_k=-1 if evaluation else rollout.top_k,
+    )
+
+
+def load_tokenizer(config: Config, own: Callable[[], Any]) -> Any:
+    """Return the tokenizer: the policy's own, or the one that `env.tokenizer_name` names."""
+    name = config.env.tokenizer_name
+    if name is None:
+        return own()
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:
+        raise ConfigError(
+            f"env.tokenizer_name: {name!r} can't be loaded: {str(error).splitlines()[0]}; leave it out to use the "
+            "model's own tokenizer, or name a local folder"
+        ) from None
+
+
+def least_context(*bounds: int | None) -> int | None:
+    """Return the smallest of the bounds that are known, in tokens."""
+    known = [bound for bound in bounds if bound is not None]
+    return min(known) if known else None
