@@ -12,7 +12,7 @@ README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encodi
 def test_the_first_own_reward_trains(tinker_atropos, tiny_model, tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     (tmp_path / "my_env.py").write_text(code)
-    (command,) = re.findall(r"```\n(tinker-atropos run --env \./my_env\.py:env .*?)```", README, re.DOTALL)
+    (command,) = re.findall(r"```sh\n(tinker-atropos run --env \./my_env\.py:env .*?)```", README, re.DOTALL)
     arguments = shlex.split(command.replace("\\\n", " "))[1:]
     # The README's model takes minutes; a tiny random one goes the same way. It has no chat template.
     smaller = ["--model", str(tiny_model), "--set", "env.prompt_format=completion", "--name", "readme"]

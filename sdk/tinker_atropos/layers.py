@@ -114,7 +114,7 @@ def read_overrides(overrides: Iterable[tuple[str, Any, str]]) -> Layer:
             continue
         if section == "openai" and rest[:1] == ["0"]:
             rest = rest[1:]
-        if not rest:
+        if not rest or not all(rest):
             raise ConfigError(f"{origin}: expected section.key, got {path!r}")
         if section == "openai" and rest[0].isdecimal():
             raise ConfigError(f"{origin}: has no effect here: only the first entry of openai names the model")

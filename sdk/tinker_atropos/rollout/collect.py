@@ -112,8 +112,9 @@ class Collector:
                 self._wake.clear()
                 ended = {task for task in self._flying if task.done()}
                 self._flying -= ended
-                for task in ended:
-                    task.result()
+                failures = [error for task in ended if (error := task.exception()) is not None]
+                if failures:
+                    raise failures[0]
         finally:
             flying = list(self._flying)
             for task in flying:
