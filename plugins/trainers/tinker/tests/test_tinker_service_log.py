@@ -74,6 +74,15 @@ async def test_retries_are_shown_with_their_cause() -> None:
     assert lines == ["tinker: send_request failed (HTTP 429), trying again, 2 s so far"]
 
 
+async def test_a_long_poll_that_came_back_empty_is_no_failure() -> None:
+    lines: list[str] = []
+    listener = _RetryListener(Reporter(lines.append))
+    data = {"should_retry": True, "request_type": "OptimStep", "status_code": 408, "elapsed_time": 30.0}
+    listener.log("APIFuture.result_async.api_status_error", data)
+    await asyncio.sleep(0)
+    assert lines == []
+
+
 async def test_the_sdk_s_warnings_are_shown_but_not_its_noise() -> None:
     lines: list[str] = []
     with forward_warnings(Reporter(lines.append)):

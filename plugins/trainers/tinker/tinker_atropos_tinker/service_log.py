@@ -145,6 +145,8 @@ class _RetryListener:
 
     def log(self, event_name: str, event_data: dict[str, Any] | None = None, severity: str = "INFO") -> bool:
         data = event_data or {}
+        if data.get("status_code") == 408 and event_name.startswith("APIFuture."):
+            return True  # a long poll that came back empty: the result is not there yet, nothing failed
         if data.get("is_retryable") or data.get("should_retry"):
             what = str(data.get("request_type") or str(data.get("func", "request")).rsplit(".", 1)[-1].strip("_"))
             status = data.get("status_code")
