@@ -299,7 +299,7 @@ def test_one_value_given_twice_alike_is_no_contradiction(resolve: Resolve) -> No
 
 def test_every_override_shows_in_the_result(resolve: Resolve) -> None:
     """Each key of each section, set to another value that is allowed, is there afterwards."""
-    changed = {
+    changed: dict[str, dict[str, Any]] = {
         "run": {"name": "n", "output": "o", "seed": 3, "deterministic": True, "previews": 1},
         "env": {
             "group_size": 3,

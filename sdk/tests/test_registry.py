@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tinker_atropos import EnvironmentSpec, PluginError, load_environment
+from tinker_atropos import ConfigError, EnvironmentSpec, PluginError, load_environment
 from tinker_atropos.registry import Registry, is_file_reference, load_file
 
 SOUND = """
@@ -185,6 +185,13 @@ def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("word = 'a'")
     (tmp_path / "my_env.py").write_text("from beside_it import word\n" + FILE)
     assert load_file(f"{tmp_path}/my_env.py:env").name == "mine"
+
+
+def test_settings_of_a_loaded_environment_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "my_env.py").write_text(FILE)
+    for settings, says in (({"sytem_prompt": "x"}, "Did you mean 'system_prompt'?"), ({"prompt_format": 3}, "'chat'")):
+        with pytest.raises(ConfigError, match=says.replace("?", r"\?")):
+            load_environment(f"{tmp_path}/my_env.py", **settings)
 
 
 @pytest.mark.parametrize(

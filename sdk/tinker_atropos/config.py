@@ -217,10 +217,10 @@ def _defaults(spec: Any, used: Iterable[str], owners: Sequence[layers.Owner]) ->
     fitting = [
         (path, value, origin) for path, value in spec.defaults.items() if normal(path.split(".")[0]) in taking_part
     ]
-    layer = layers.read_overrides(fitting)
-    for place, entry in enumerate(layer.written):
-        layer.written[place] = replace(entry, given=replace(entry.given, override=False))
     try:
+        layer = layers.read_overrides(fitting)
+        for place, entry in enumerate(layer.written):
+            layer.written[place] = replace(entry, given=replace(entry.given, override=False))
         layers.merge([layer], owners)
     except ConfigError as error:
         raise PluginError(f"plugin {spec.name!r} has a wrong default: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -115,6 +116,14 @@ class RunFolder:
     def check_place(path: Path) -> None:
         """Raise `ConfigError` if a folder can't be made at `path`, before anything slow is done."""
         for place in (path, *path.parents):
+            try:
+                place.lstat()
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                    continue
+                raise ConfigError(
+                    f"run folder {str(path)!r:.200} can't be made: {error.strerror}; choose another with --output"
+                ) from None
             if place.is_dir():
                 if not os.access(place, os.W_OK | os.X_OK):
                     raise ConfigError(
@@ -139,12 +148,8 @@ class RunFolder:
             raise ConfigError(
                 f"run folder {str(self.path)!r} can't be made: {error.strerror}; choose another with --output or --name"
             ) from None
+        self.refuse_old()
         self._hold()
-        if self.exists():
-            raise ConfigError(
-                f"run folder {str(self.path)!r} holds a run already; continue it with --resume, or choose another "
-                "--name"
-            )
         for name in ("rollouts", "evaluations", "manifests"):
             (self.path / name).mkdir(exist_ok=True)
         write_atomically(self.config_file, write_yaml(dict(config)).encode())
@@ -153,14 +158,22 @@ class RunFolder:
         """Hold the folder of a run that is to be continued; raises `ConfigError` if its configuration is another."""
         if not self.exists():
             raise ConfigError(f"--resume: there is no run in {str(self.path)!r}{self._others()}")
-        self._hold()
         changed = list(_differences(read_yaml(self.config_file), config, trainer))
         if changed:
             raise ConfigError(
                 f"--resume: the run in {str(self.path)!r} has another configuration: {'; '.join(changed)}. "
                 "Leave those out to continue it, or start a new run with another --name"
             )
+        self._hold()
         write_atomically(self.config_file, write_yaml(dict(config)).encode())
+
+    def refuse_old(self) -> None:
+        """Raise `ConfigError` if a run was begun here."""
+        if self.exists():
+            raise ConfigError(
+                f"run folder {str(self.path)!r} holds a run already; continue it with --resume, or choose another "
+                "--name"
+            )
 
     def close(self) -> None:
         """Let go of the folder."""

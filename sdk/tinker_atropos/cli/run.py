@@ -43,7 +43,36 @@ def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
     return click.option(*names, multiple=True, callback=_once, **settings)
 
 
-@click.command("run")
+class RunCommand(click.Command):
+    """Says to hands that know another tool's spelling how the same is written here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            hint = _hint(typed)
+            if not hint:
+                raise
+            raise click.UsageError(error.format_message() + hint, ctx) from None
+
+
+def _hint(typed: list[str]) -> str:
+    for place, word in enumerate(typed):
+        before = typed[place - 1] if place else ""
+        path, equals, value = word.lstrip("-").partition("=")
+        if before in ("--set", "-c", "--config", "--env", "--output") or path.count(".") != 1 or "/" in path:
+            continue
+        if word.startswith("--") and not equals:  # as Atropos has it: --env.group_size 8
+            value = typed[place + 1] if place + 1 < len(typed) else "VALUE"
+        if word.startswith("--") or equals:
+            return f" Other settings are written --set {path}={value}."
+    if "--resume" in typed[:-1] and not typed[typed.index("--resume") + 1].startswith("-"):
+        return f" To continue that run say --resume --name {typed[typed.index('--resume') + 1]}."
+    return ""
+
+
+@click.command("run", cls=RunCommand)
 @_option("-c", "--config", type=click.Path(), help="YAML file; sections as in Atropos, and run, rollout, trainer.")
 @_option("--env", help="Environment plugin, or ./my_env.py:env.")
 @_option("--trainer", help="Trainer plugin.")
@@ -79,7 +108,7 @@ def command(
 
     registry = Registry()
     resolved = _resolve(registry, config, local, assignments, resume, short)
-    _check(resolved, dry_run)
+    _check(resolved, dry_run=dry_run, resume=resume)
     if dry_run:
         click.echo(describe(resolved))
         return
@@ -125,11 +154,13 @@ def _runs(output: Path) -> str:
     return f" Runs there: {', '.join(names[-8:])}" if names else " There are no runs yet"
 
 
-def _check(config: Config, dry_run: bool) -> None:
+def _check(config: Config, *, dry_run: bool, resume: bool) -> None:
     from tinker_atropos.errors import MissingCredentials
     from tinker_atropos.run_folder import RunFolder
 
     RunFolder.check_place(config.folder)
+    if not resume and not dry_run:
+        RunFolder(config.folder).refuse_old()
     if config.trainer_spec.check is None:
         return
     try:

@@ -69,10 +69,15 @@ async def _fencing(state: Any) -> None:
     await asyncio.sleep(0.01)
     new = await state.fence()
     _hold(new > old, "a newer epoch must have a higher fence")
-    calls = (waiting, state.lease(1, old), state.commit(["a"], old), state.rewind(old))
+    calls: tuple[Callable[[], Awaitable[Any]], ...] = (
+        lambda: waiting,
+        lambda: state.lease(1, old),
+        lambda: state.commit(["a"], old),
+        lambda: state.rewind(old),
+    )
     for call in calls:
         try:
-            await asyncio.wait_for(call, 5)
+            await asyncio.wait_for(call(), 5)
         except FencedOut:
             continue
         _hold(False, "an older epoch must be refused with FencedOut, also where it was waiting")

@@ -99,7 +99,7 @@ def _checked(step: Any, method: str) -> Step:
             continue
         try:
             finite = math.isfinite(value)
-        except TypeError:
+        except (TypeError, OverflowError):
             finite = False
         if not finite:
             raise DataError(f"{method}() returned {name} = {value!r}; expected a finite number")
