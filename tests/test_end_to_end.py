@@ -104,7 +104,7 @@ def test_with_overlap_nothing_is_lost_or_doubled(
 
 
 def test_downloaded_weights_are_the_policy_that_was_served(tiny_model, environment_file, tmp_path, tinker_atropos):
-    ran = tinker_atropos(*flags(tiny_model, environment_file, "short", "--set", "env.steps_per_eval=0"), cwd=tmp_path)
+    ran = tinker_atropos(*flags(tiny_model, environment_file, "short"), cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     weights = next(line for line in ran.stdout.splitlines() if line.startswith("weights ")).removeprefix("weights ")
     commands = [line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("  tinker-atropos ")]

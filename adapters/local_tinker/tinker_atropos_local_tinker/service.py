@@ -6,6 +6,7 @@ Methods belong to the event loop's thread; the functions handed to `Training.sub
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
@@ -238,7 +239,9 @@ class Service:
             asyncio.run_coroutine_threadsafe(_call(self.samplers.open, opened, snapshot), self._loop).result()
             return json_answer({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
 
-        return self.training.submit(lane, body.get("seq_id"), raw, work)
+        # The SDK numbers a repetition's sampler anew; it is the same request all the same, and opens one sampler.
+        same = json.dumps({k: v for k, v in body.items() if k != "sampling_session_seq_id"}, sort_keys=True).encode()
+        return self.training.submit(lane, body.get("seq_id"), same, work)
 
     async def create_sampling_session(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Open a sampler on saved weights or on the base model."""

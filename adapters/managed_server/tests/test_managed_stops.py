@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tinker_atropos import ConfigError
 from tinker_atropos_managed_server.stops import cut, parse_stop
@@ -23,7 +25,7 @@ def test_absent_means_the_models_own_end_and_empty_means_none(vocabulary):
 def test_text_ids_and_lists_become_one_kind_of_list(vocabulary):
     end = vocabulary.specials["<|im_end|>"]
     start = vocabulary.specials["<|im_start|>"]
-    for stop, sampler in [
+    cases: list[tuple[Any, list[str] | list[int]]] = [
         ("\n", ["\n"]),
         (7, [7]),
         ([7, 7], [7]),
@@ -32,7 +34,8 @@ def test_text_ids_and_lists_become_one_kind_of_list(vocabulary):
         (["\n", "\n"], ["\n"]),
         (["\n", "<|im_end|>"], ["\n", "<|im_end|>"]),
         (("\n", end), ["\n", "<|im_end|>"]),
-    ]:
+    ]
+    for stop, sampler in cases:
         assert parse_stop(stop, vocabulary, [end]).sampler == sampler
 
 
