@@ -17,6 +17,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TINKER_TELEMETRY", "0")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 REQUESTS, NEW_TOKENS, ROUNDS = 16, 64, 5
 
@@ -33,9 +34,8 @@ async def ours(sampler: Any, inputs: list[list[int]]) -> int:
     import tinker
 
     params = tinker.SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, stop=[])
-    answers = await asyncio.gather(
-        *(sampler.sample_async(tinker.ModelInput.from_ints(tokens), 1, params) for tokens in inputs)
-    )
+    asked = [sampler.sample(tinker.ModelInput.from_ints(tokens), 1, params) for tokens in inputs]
+    answers = [await answer for answer in asked]
     return sum(len(answer.sequences[0].tokens) for answer in answers)
 
 
