@@ -321,14 +321,15 @@ def read_until(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"the process ended before it said {text!r}")
 
 
-def test_one_interrupt_stops_cleanly_and_says_how_to_go_on(place: Path) -> None:
+def test_one_interrupt_at_the_start_stops_cleanly_and_leaves_the_name_free(place: Path) -> None:
     process = start(place, *RUN, "--name", "patient")
     read_until(process, "the trainer is up")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopping after this step" in err
-    assert "tinker-atropos run --resume --name patient" in err
+    assert "the same command begins again" in err
+    assert not (place / "runs" / "patient" / "config.yaml").exists()
     assert "Traceback" not in err
 
 

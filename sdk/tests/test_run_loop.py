@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
-import shutil
 from typing import Any
 
 import pytest
 from tinker_atropos import (
+    CheckpointError,
     ConfigError,
     DataError,
     EnvironmentSpec,
@@ -330,15 +331,143 @@ async def test_a_resume_with_another_configuration_is_refused(make_config, regis
         await run(make_config(env__group_size=2), notes, registry=registry, resume=True)
 
 
-async def test_a_damaged_newest_manifest_is_passed_over(make_config, registry, notes):
+async def test_a_damaged_newest_manifest_is_said_and_passed_over(make_config, registry, notes):
     config = make_config()
     await run(config, notes, registry=registry)
-    shutil.copytree(config.folder, config.folder.parent / "copy")
     newest = sorted((config.folder / "manifests").glob("*.json"))[-1]
     newest.write_text(newest.read_text()[:50])
     finished = await run(config, notes, registry=registry, resume=True)
     assert finished.steps == 6
+    assert any("step-000006.json is damaged" in text for text in notes.said)
+    assert "continuing small from step 4" in notes.said
     check_ledger(config.folder / "journal.jsonl", config.folder)
+
+
+async def test_a_manifest_of_a_newer_version_is_not_gone_behind(make_config, registry, notes):
+    config = make_config()
+    await run(config, notes, registry=registry)
+    newest = sorted((config.folder / "manifests").glob("*.json"))[-1]
+    newest.write_text(json.dumps(json.loads(newest.read_text()) | {"version": 99}))
+    with pytest.raises(CheckpointError, match="of version 99"):
+        await run(config, notes, registry=registry, resume=True)
+
+
+async def test_a_death_before_the_first_manifest_begins_anew(make_config, registry, notes, service):
+    def die(step):
+        if step == 1:
+            service.on_update = lambda step: None
+            raise Killed
+
+    service.on_update = die
+    config = make_config()
+    with pytest.raises(Killed):
+        await run(config, notes, registry=registry)
+    await run(config, notes, registry=registry, resume=True)
+    assert [row["step"] for row in metrics_of(config)] == [0, 1, 2, 3, 4, 5, 6]
+    check_ledger(config.folder / "journal.jsonl", config.folder)
+
+
+async def test_a_start_that_fails_leaves_the_name_free(make_config, registry, notes, monkeypatch):
+    async def refuse(self, spec, resume):
+        raise TrainerError("no such model")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(registry.load("trainer", "fake").make(None)), "start", refuse)
+        with pytest.raises(TrainerError, match="no such model"):
+            await run(make_config(), notes, registry=registry)
+    assert (await run(make_config(env__total_steps=2), notes, registry=registry)).steps == 2
+
+
+async def test_a_policy_that_can_t_be_opened_ends_the_run(make_config, registry, notes, service):
+    spec = registry.load("trainer", "fake")
+
+    async def open_policy(ref, config):
+        if ref.step == 3:
+            raise PolicyUnavailable("gone")
+        return await spec.open_policy(ref, config)
+
+    registry.add("trainer", dataclasses.replace(spec, open_policy=open_policy))
+    with pytest.raises(PolicyUnavailable, match="gone"):
+        await asyncio.wait_for(run(make_config(), notes, registry=registry), 30)
+
+
+@pytest.mark.parametrize("broken", ["raises", "nan", "hangs"])
+async def test_a_comparison_that_fails_drops_its_group(make_config, registry, notes, service, broken):
+    spec = registry.load("env", "parity")
+    calls = 0
+
+    async def score_group(group):
+        nonlocal calls
+        calls += 1
+        if calls % 5:
+            return group
+        if broken == "hangs":
+            await asyncio.sleep(3600)
+        if broken == "raises":
+            raise ValueError("the judge is away")
+        bad = dataclasses.replace(group.trajectories[0], rewards=(float("nan"),))
+        return dataclasses.replace(group, trajectories=(bad, *group.trajectories[1:]))
+
+    def make(config):
+        environment = spec.make(config)
+        environment.score_group = score_group
+        return environment
+
+    registry.add("env", dataclasses.replace(spec, make=make))
+    config = make_config(rollout__episode_retries=0, rollout__episode_timeout=0.5)
+    assert (await run(config, notes, registry=registry)).steps == 6
+    assert sum(row.get("groups/discarded/failed", 0) for row in metrics_of(config)) > 0
+    check_ledger(config.folder / "journal.jsonl", config.folder)
+
+
+async def test_a_failed_evaluation_costs_no_step(make_config, registry, notes, service):
+    def away(count):
+        if service.batches and len(service.batches) == 3:
+            raise PolicyUnavailable("503")
+
+    service.on_sample = away
+    config = make_config(env__total_steps=3, rollout__max_failed_groups=1000)
+    finished = await run(config, notes, registry=registry)
+    assert finished.steps == 3
+    assert metrics_of(config)[-1]["step"] == 3
+    assert any(text.startswith("no evaluation at step 3") for text in notes.said)
+
+
+async def test_what_was_filtered_can_be_looked_at_after_the_run_gave_up(make_config, registry, notes, service):
+    service.digits = 1
+    config = make_config(rollout__max_filtered_groups=3)
+    with pytest.raises(FilteredOut):
+        await run(config, notes, registry=registry)
+    left = list(read_records(config.folder / "rollouts" / "stopped-0.jsonl.gz"))
+    assert {record["reason"] for record in left} == {"equal_scores"}
+    assert left[0]["trajectories"][0]["messages"]
+
+
+async def test_a_run_that_only_lacks_its_end_gets_it(make_config, registry, notes):
+    await run(make_config(), notes, registry=registry)
+    newest = sorted(make_config().folder.joinpath("manifests").glob("*.json"))[-1]
+    newest.unlink()
+    shorter = make_config(env__total_steps=4)
+    finished = await run(shorter, notes, registry=registry, resume=True)
+    assert (finished.steps, finished.checkpoint.name) == (4, "final")
+    manifest = latest_manifest(RunFolder(shorter.folder))
+    assert manifest is not None
+    assert manifest.finished
+    assert len(manifest.consumed) == 4
+    with pytest.raises(ConfigError, match="less than the 4 steps"):
+        await run(make_config(env__total_steps=3), notes, registry=registry, resume=True)
+
+
+async def test_the_curve_counts_filtered_groups_and_says_what_was_trained(make_config, registry, notes, service):
+    service.digits = 2
+    config = make_config(env__total_steps=10)
+    await run(config, notes, registry=registry)
+    rows = metrics_of(config)[1:]
+    assert all(row["tokens/sampled"] >= row["tokens/trained"] for row in rows)
+    assert any(row["reward/mean"] != row["reward/trained_mean"] for row in rows)
+    assert sum(row["episodes/ended"] for row in rows) == 4 * sum(
+        row["groups/trained"] + row.get("groups/discarded/equal_scores", 0) for row in rows
+    )
 
 
 async def test_an_environment_without_training_tasks_is_refused_before_anything_starts(
@@ -417,7 +546,7 @@ async def test_policies_nobody_needs_are_released(make_config, registry, notes, 
 
 
 async def test_a_silent_stage_is_named(make_config, registry, notes, service, monkeypatch):
-    monkeypatch.setattr("tinker_atropos.run.STALL_SECONDS", 1.0)
+    monkeypatch.setattr("tinker_atropos.supervise.STALL_SECONDS", 1.0)
     service.update_seconds = 2.5
     await run(make_config(env__total_steps=1), notes, registry=registry)
     assert any(text.startswith("still training, for") for text in notes.said)

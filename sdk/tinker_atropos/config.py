@@ -293,7 +293,10 @@ def _unused(merged: layers.Layers, config: Config, used: Iterable[str]) -> dict[
     never = dict(UNUSED)
     trainer_spec, section = config.trainer_spec, normal(config.trainer_spec.name)
     if trainer_spec.unused is not None:
-        never |= {f"{section}.{key}": reason for key, reason in trainer_spec.unused(config.trainer).items()}
+        never |= {
+            key if "." in key else f"{section}.{key}": reason
+            for key, reason in trainer_spec.unused(config.trainer).items()
+        }
     here = _idle_here(config)
     taking_part = {*SECTIONS, *FLAGS, *used}
     idle = dict.fromkeys(merged.extra_servers, "only the first entry names the model")

@@ -348,6 +348,8 @@ async def score_group(environment: Any, group: Group) -> Group:
     if compare is None:
         return group
     scored = await compare(group)
-    if not isinstance(scored, Group) or scored.id != group.id:
+    if not isinstance(scored, Group) or scored.id != group.id or not scored.trajectories:
         raise DataError(f"score_group of {type(environment).__name__} must return the group it was given, re-scored")
+    if not all(math.isfinite(score) for score in scored.scores):
+        raise DataError(f"score_group of {type(environment).__name__} gave {scored.scores}; expected finite scores")
     return scored

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -156,14 +156,7 @@ class RunFolder:
 
     def reopen(self, config: Mapping[str, Any], trainer: str) -> None:
         """Hold the folder of a run that is to be continued; raises `ConfigError` if its configuration is another."""
-        if not self.exists():
-            raise ConfigError(f"--resume: there is no run in {str(self.path)!r}{self._others()}")
-        changed = list(_differences(read_yaml(self.config_file), config, trainer))
-        if changed:
-            raise ConfigError(
-                f"--resume: the run in {str(self.path)!r} has another configuration: {'; '.join(changed)}. "
-                "Leave those out to continue it, or start a new run with another --name"
-            )
+        self.refuse_other(config, trainer)
         self._hold()
         write_atomically(self.config_file, write_yaml(dict(config)).encode())
 
@@ -175,20 +168,44 @@ class RunFolder:
                 "--name"
             )
 
+    def refuse_other(self, config: Mapping[str, Any], trainer: str) -> None:
+        """Raise `ConfigError` if there is no run here, or one of another configuration."""
+        if not self.exists():
+            raise ConfigError(f"--resume: there is no run in {str(self.path)!r}{self._others()}")
+        changed = list(_differences(read_yaml(self.config_file), config, trainer))
+        if changed:
+            raise ConfigError(
+                f"--resume: the run in {str(self.path)!r} has another configuration: {'; '.join(changed)}. "
+                "Leave those out to continue it, or start a new run with another --name"
+            )
+
+    def begun(self) -> bool:
+        """Whether there is anything to continue: a line of metrics, or a manifest."""
+        return bool(self.read_metrics()) or any((self.path / "manifests").glob("step-*.json"))
+
+    def abandon(self) -> None:
+        """Give the name free again: what is left here is a log, and no run."""
+        self.config_file.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Let go of the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def manifests(self) -> list[Manifest]:
-        """Return the whole manifests, oldest first; a damaged one is passed over."""
+    def manifests(self, say: Callable[[str], None] = lambda text: None) -> list[Manifest]:
+        """Return the whole manifests, oldest first; a damaged one is said and passed over.
+
+        Raises `CheckpointError` for one of a newer version: going back behind it would lose what it stands for.
+        """
         found = []
         for path in sorted((self.path / "manifests").glob("step-*.json")):
             try:
-                found.append(Manifest.from_dict(json.loads(path.read_text(encoding="utf-8"))))
-            except (OSError, KeyError, TypeError, ValueError):
-                continue
+                content = json.loads(path.read_text(encoding="utf-8"))
+                _refuse_newer(path, content["version"])
+                found.append(Manifest.from_dict(content))
+            except (OSError, KeyError, TypeError, ValueError) as error:
+                say(f"manifest {path} is damaged ({type(error).__name__}: {error}); it is passed over")
         return sorted(found, key=lambda manifest: (manifest.step, manifest.lineage))
 
     def write_manifest(self, manifest: Manifest) -> None:
@@ -270,9 +287,17 @@ class RunFolder:
         return f"; runs there: {', '.join(names[-8:])}" if names else ""
 
 
-def latest_manifest(folder: RunFolder) -> Manifest | None:
-    """Return the newest whole manifest; raises `CheckpointError` if there are only damaged ones."""
-    manifests = folder.manifests()
+def _refuse_newer(path: Path, version: Any) -> None:
+    if isinstance(version, int) and version > MANIFEST_VERSION:
+        raise CheckpointError(
+            f"manifest {path} is of version {version}, this program reads {MANIFEST_VERSION}; continue the run with "
+            "the newer tinker-atropos that wrote it"
+        )
+
+
+def latest_manifest(folder: RunFolder, say: Callable[[str], None] = lambda text: None) -> Manifest | None:
+    """Return the newest whole manifest; raises `CheckpointError` if there are only damaged ones. `say` names those."""
+    manifests = folder.manifests(say)
     if not manifests and any((folder.path / "manifests").glob("step-*.json")):
         raise CheckpointError(f"every manifest in {folder.path / 'manifests'} is damaged; start a new run")
     return manifests[-1] if manifests else None

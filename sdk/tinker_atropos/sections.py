@@ -23,7 +23,8 @@ class RunSection(Section):
     output: Path = Field(Path("runs"), description="folder that holds the run folders")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of task order, episodes, sampling and initial weights")
     deterministic: bool = Field(
-        False, description="one seed gives one result: a request's samples form a batch of their own (slower)"
+        False,
+        description="a request's samples form a batch of their own (slower): at max_staleness 0 a seed gives one run",
     )
     previews: int = Field(3, ge=0, description="test problems shown before and after training; 0: none")
 

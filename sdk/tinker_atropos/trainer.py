@@ -163,9 +163,10 @@ class TrainerSpec:
     `kinds` are the environment kinds it learns, `can` what else (`token_advantages`, `tools`, `images`).
     `make(config) -> Trainer`; `open_policy(ref, config)` opens a policy anywhere. `check(config, model)` refuses,
     before anything heavy is imported, what can't work here (a missing key, an absent adapter, an unknown model name).
-    `quote(config, model)` says what a run would use. `unused(config)` names keys of its own section that have no
-    effect with this configuration, with the reason. `checkpoints(config, folder)` opens the stored checkpoints: those
-    of the run in `folder`, or with None those of the account.
+    `quote(config, model)` says what a run would use. `unused(config)` names keys of its own section
+    (or `section.key` paths of others) that have no effect with this configuration, with the reason.
+    `checkpoints(config, folder)` opens the stored checkpoints: those of the run in `folder`, or with None those of the
+    account.
     """
 
     name: str

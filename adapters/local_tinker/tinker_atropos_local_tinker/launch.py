@@ -43,7 +43,9 @@ class LocalServer:
 
     def close(self) -> None:
         """Stop the server and wait until it has ended; closing twice is fine."""
-        _stop(self._process, self._pipe)
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            _stop(self._process, pipe)
 
     def __enter__(self) -> LocalServer:
         return self

@@ -205,7 +205,7 @@ class Sampler:
             if len(self._active) >= MAX_ACTIVE or len(snapshots) > KEPT:
                 return 0
         left = request.params.samples - request.admitted
-        fit = min(left, self._max_rows)
+        fit = min(left, self._max_rows, max(1, self._budget // self._row_bytes(request.params)))
         if self._active:
             used = sum(a.reserved for a in self._active.values())
             by_memory = max(0, self._budget - used) // self._row_bytes(request.params)

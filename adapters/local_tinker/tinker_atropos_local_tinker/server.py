@@ -77,15 +77,20 @@ def make_app(service: Service) -> web.Application:
         async def now_and_then() -> None:
             while True:
                 await asyncio.sleep(TIDY_SECONDS)
-                service.tidy()
-                await asyncio.to_thread(service.store.checkpoints)  # deletes expired ones
+                try:
+                    service.tidy()
+                    await asyncio.to_thread(service.store.checkpoints)  # deletes expired ones
+                except Exception:  # a damaged checkpoint must not end the expiry of everything else
+                    log.exception("tidying up failed")
 
         task = asyncio.create_task(now_and_then())
         yield
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        await asyncio.to_thread(service.close)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        finally:
+            await asyncio.to_thread(service.close)
 
     app.cleanup_ctx.append(tidy)
     return app

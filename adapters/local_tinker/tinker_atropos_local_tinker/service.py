@@ -252,6 +252,7 @@ class Service:
             return {"type": "create_sampling_session", "sampling_session_id": sampler_id}  # sent again
         if path is not None:
             snapshot = await asyncio.to_thread(self.states.snapshot, path)
+            session = self.session(session.session_id)  # it may have ended meanwhile
         else:
             self.states.check_base_model(body.get("base_model"))
             snapshot = self._base_snapshot

@@ -94,6 +94,14 @@ def main(arguments: list[str] | None = None) -> Any:
     except OSError as error:
         _complain(f"error: {error}")
         code = 1
+    except Exception as error:
+        if os.environ.get("TINKER_ATROPOS_TRACEBACK"):
+            raise
+        _complain(
+            f"error: unexpected {type(error).__name__}: {error} (a defect, here or in a plugin; the traceback is in "
+            "the run's run.log, and TINKER_ATROPOS_TRACEBACK=1 shows it)"
+        )
+        code = 1
     _flush()
     sys.exit(code if isinstance(code, int) else 0)
 

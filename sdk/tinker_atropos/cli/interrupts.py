@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,9 @@ def interruptible(stop: asyncio.Event, say: Callable[[str], None]) -> Iterator[N
 
     def interrupted() -> None:
         if stop.is_set():
+            if sys.stdout.isatty():
+                sys.stdout.write("\x1b[?25h\n")  # the panel hides the cursor
+                sys.stdout.flush()
             os._exit(130)
         stop.set()
         say("stopping after this step, with a checkpoint; Ctrl-C again stops at once")

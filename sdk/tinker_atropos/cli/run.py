@@ -112,8 +112,8 @@ def command(
     if dry_run:
         click.echo(describe(resolved))
         return
-    _confirm(resolved, yes)
-    finished = _train(resolved, registry, resume)
+    environment = _confirm(resolved, yes)
+    finished = _train(resolved, registry, resume, environment)
     click.echo(summary(resolved, finished))
 
 
@@ -156,11 +156,10 @@ def _runs(output: Path) -> str:
 
 def _check(config: Config, *, dry_run: bool, resume: bool) -> None:
     from tinker_atropos.errors import MissingCredentials
-    from tinker_atropos.run_folder import RunFolder
+    from tinker_atropos.run import check_folder
 
-    RunFolder.check_place(config.folder)
-    if not resume and not dry_run:
-        RunFolder(config.folder).refuse_old()
+    check_folder(config, resume=resume)
+    config.adapter_spec.make(config.adapter)  # refuses what it can't work with, such as a template that is not there
     if config.trainer_spec.check is None:
         return
     try:
@@ -171,39 +170,45 @@ def _check(config: Config, *, dry_run: bool, resume: bool) -> None:
         click.echo(f"note: without --dry-run this stops here: {error}", err=True)
 
 
-def _confirm(config: Config, yes: bool) -> None:
-    """Say what a run will use; before a hosted one, ask."""
+def _confirm(config: Config, yes: bool) -> Any:
+    """Say what a run will use; before a hosted one, ask. Returns the environment: it bounds the tokens of a turn."""
     from tinker_atropos.errors import ConfigError
+    from tinker_atropos.rollout.plan import make_environment
 
     price = config.trainer_spec.quote(config.trainer, config.model) if config.trainer_spec.quote is not None else None
-    for line in (*(price.lines if price is not None else ()), *volume(config)):
+    environment = make_environment(config)
+    for line in (*(price.lines if price is not None else ()), *volume(config, environment)):
         click.echo(printable(line), err=True)
     for path, reason in config.unused.items():
         origin = config.origins.get(path, "configuration")
         click.echo(one_line(f"note: {path} ({origin}) has no effect: {reason}"), err=True)
     if price is None or not price.hosted or yes:
-        return
+        return environment
     if not sys.stdin.isatty():
         raise ConfigError("this run costs money and there is no terminal to ask on; say --yes to start it")
     click.confirm("Start?", abort=True, err=True)
+    return environment
 
 
-def volume(config: Config) -> list[str]:
-    """Return lines on how much a run samples and trains."""
+def volume(config: Config, environment: Any = None) -> list[str]:
+    """Return lines on how much a run samples and trains; more is known once the environment is made."""
     per_step = config.env.batch_size
-    tokens = ", tokens a step not bounded"
+    per_turn = config.rollout.max_tokens or getattr(environment, "max_tokens", None)
+    tokens = ", whose tokens nothing bounds but the model's context"
     if config.env.max_token_length is not None:
-        tokens = f", at most {per_step * config.env.max_token_length:,} tokens a step"
-    elif config.rollout.max_tokens is not None:
-        tokens = f", at most {per_step * config.rollout.max_tokens:,} sampled tokens a step for each turn"
+        tokens = f" of up to {config.env.max_token_length:,} tokens: {per_step * config.env.max_token_length:,} a step"
+    elif per_turn is not None:
+        tokens = f" of up to {per_turn:,} sampled tokens a turn: {per_step * per_turn:,} a step for each turn"
+    beside = ["replaced groups"] if config.env.ensure_scores_are_not_same else []
+    beside += ["evaluations"] if config.env.steps_per_eval else []
     return [
         f"{config.env.total_steps} steps of {per_step} episodes ({config.groups_per_batch} groups of "
-        f"{config.env.group_size}){tokens}",
+        f"{config.env.group_size}){tokens}" + (f"; {' and '.join(beside)} come on top" if beside else ""),
         f"run folder {config.folder}",
     ]
 
 
-def _train(config: Config, registry: Any, resume: bool) -> Finished:
+def _train(config: Config, registry: Any, resume: bool, environment: Any) -> Finished:
     import asyncio
 
     from tinker_atropos.cli.interrupts import interruptible
@@ -215,7 +220,7 @@ def _train(config: Config, registry: Any, resume: bool) -> Finished:
         progress = make_progress()
         try:
             with interruptible(stop, progress.say):
-                return await run(config, progress, resume=resume, registry=registry, stop=stop)
+                return await run(config, progress, resume=resume, registry=registry, stop=stop, environment=environment)
         finally:
             progress.close()
 

@@ -114,7 +114,13 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
 
 def _surviving(events: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Counter[str]], list[str]]:
     """Return what each optimiser step of the surviving lineage trained on, and its models, oldest first."""
-    trained = [event for event in events if event["event"] in ("optim_step", "load_state", "create_model")]
+    # A state that was opened without its optimiser is not trained on: that is how weights are downloaded.
+    trained = [
+        event
+        for event in events
+        if event["event"] in ("optim_step", "create_model")
+        or (event["event"] == "load_state" and event.get("optimizer", True))
+    ]
     if not trained:
         raise LedgerViolated("the journal holds no model")
     model, until = trained[-1]["model"], events[-1]["seq"] + 1

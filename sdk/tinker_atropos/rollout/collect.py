@@ -6,14 +6,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tinker_atropos.errors import FilteredOut
 from tinker_atropos.rollout.group import GroupPlan, episodes_failed, run_group
 from tinker_atropos.rollout.policies import PolicyPool
 from tinker_atropos.rollout.schedule import Issued, TaskStream, derive_seed
-from tinker_atropos.trajectory import Group
+from tinker_atropos.trajectory import Group, TaskRef
 
 log = logging.getLogger(__name__)
 
@@ -41,19 +41,25 @@ class Bounds:
 class Discarded:
     """A task that ended without being trained on. `group` is what there was of it."""
 
-    ordinal: int
     id: str
+    task: TaskRef
     reason: str
     group: Group | None
 
+    @property
+    def ordinal(self) -> int:
+        """The task's place in the run's order."""
+        return ordinal_of(self.id)
 
-@dataclass(slots=True)
-class Counts:
-    """What happened since the counts were last taken, for the metrics of a step."""
 
-    discarded: Counter[str] = field(default_factory=Counter)
-    failures: Counter[str] = field(default_factory=Counter)
-    equal_scores: Counter[float] = field(default_factory=Counter)
+def group_id(lineage: int, ordinal: int) -> str:
+    """Return the id of the group that the task at `ordinal` of the run's order becomes in a lineage."""
+    return f"{lineage}-{ordinal:06d}"
+
+
+def ordinal_of(id: str) -> int:
+    """Return the place in the run's order of a group's task."""
+    return int(id.partition("-")[2])
 
 
 class Collector:
@@ -87,15 +93,9 @@ class Collector:
         self._wake = asyncio.Event()
         self._filtered_in_a_row = self._failed_in_a_row = 0
         self._last_scores: tuple[float, ...] = ()
-        self.ordinals: dict[str, int] = {}
-        self.counts = Counts()
-        self.discarded: list[Discarded] = []
-        self.finished_groups = 0
-
-    @property
-    def in_flight(self) -> int:
-        """Groups that are being rolled out."""
-        return len(self._flying)
+        self.ordinals: dict[str, int] = {}  # of the groups that were kept and have not ended
+        self._failures: Counter[str] = Counter()
+        self._discarded: list[Discarded] = []
 
     async def run(self) -> None:
         """Produce until cancelled. Raises `FilteredOut` or `EpisodesFailed` where going on makes no sense."""
@@ -134,7 +134,8 @@ class Collector:
     def discard(self, group: Group, reason: str) -> None:
         """A kept group ends without being trained on, and is replaced."""
         self._kept -= 1
-        self._end(self.ordinals.pop(group.id), group.id, reason, group)
+        del self.ordinals[group.id]
+        self._discarded.append(Discarded(group.id, group.task, reason, group))
         self._wake.set()
 
     def recorded(self, discarded: Iterable[Discarded]) -> None:
@@ -146,15 +147,16 @@ class Collector:
         """A group was trained on."""
         self._stream.end(self.ordinals.pop(group.id))
 
-    def take_counts(self) -> Counts:
-        """Return the counts since the last call."""
-        counts, self.counts = self.counts, Counts()
-        return counts
+    def take_failures(self) -> Counter[str]:
+        """Return how many tries of episodes failed since the last call, by cause."""
+        failures, self._failures = self._failures, Counter()
+        return failures
 
     def take_discarded(self) -> list[Discarded]:
         """Return what was discarded since the last call; their tasks stay open until `recorded`."""
-        discarded, self.discarded = self.discarded, []
-        return discarded
+        discarded, self._discarded = self._discarded, []
+        # In the order of tasks, not of time: which episode ends first must not show in a seeded run.
+        return sorted(discarded, key=lambda ended: ended.ordinal)
 
     def _may_start(self) -> bool:
         bounds, newest = self._bounds, self._pool.newest
@@ -166,7 +168,7 @@ class Collector:
         return self._taken + self._kept + len(self._flying) < steps * bounds.groups_per_batch
 
     async def _roll(self, issued: Issued) -> None:
-        id = f"{self._lineage}-{issued.ordinal:06d}"
+        id = group_id(self._lineage, issued.ordinal)
         async with self._pool.use() as policy:
             group, report = await run_group(
                 self._environment,
@@ -177,11 +179,10 @@ class Collector:
                 id=id,
                 seed=derive_seed(self._seed, "group", issued.ordinal),
             )
-        self.finished_groups += 1
-        self.counts.failures.update(report.failures)
+        self._failures.update(report.failures)
         if group is None:
             self._failed_in_a_row += 1
-            self._end(issued.ordinal, id, "failed", None)
+            self._discarded.append(Discarded(id, issued.task, "failed", None))
             if self._failed_in_a_row >= self._bounds.max_failed_groups:
                 raise episodes_failed(self._failed_in_a_row, report.last_error)
             return
@@ -199,8 +200,7 @@ class Collector:
 
     def _filter(self, issued: Issued, group: Group) -> None:
         self._filtered_in_a_row += 1
-        self.counts.equal_scores[group.scores[0]] += 1
-        self._end(issued.ordinal, group.id, "equal_scores", group)
+        self._discarded.append(Discarded(group.id, issued.task, "equal_scores", group))
         if self._filtered_in_a_row >= self._bounds.max_filtered_groups:
             score = group.scores[0]
             raise FilteredOut(
@@ -210,7 +210,3 @@ class Collector:
                 "Use easier or harder tasks, another model, a larger env.group_size, or "
                 "env.ensure_scores_are_not_same=false to train on such groups all the same"
             )
-
-    def _end(self, ordinal: int, id: str, reason: str, group: Group | None) -> None:
-        self.counts.discarded[reason] += 1
-        self.discarded.append(Discarded(ordinal, id, reason, group))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +13,10 @@ from tinker_atropos.adapter import Prompt, SessionFactory, TextSession
 from tinker_atropos.environment import Episode, Step
 from tinker_atropos.errors import ContextOverflow, DataError
 from tinker_atropos.trajectory import FinishReason, PolicyRef, Sample, SamplingParams, Stop, TaskRef, Trajectory
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 30.0
 
 Ask: TypeAlias = Callable[[Prompt, int], Awaitable[Sample]]
 """Samples one turn: the exact prompt and the number of the turn."""
@@ -46,7 +52,16 @@ async def run_episode(
         session = sessions.open(tokenizer, stop=stop, context_length=limits.context_length)
         return await _play(episode, session, ask, limits)
     finally:
-        await episode.close()
+        await _close(episode)
+
+
+async def _close(episode: Episode) -> None:
+    """Close an episode; one that fails or hangs in it is named, and takes nothing with it."""
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await episode.close()
+    except Exception as error:
+        log.warning("close() of an episode failed: %s: %s", type(error).__name__, error)
 
 
 async def _play(episode: Episode, session: TextSession, ask: Ask, limits: EpisodeLimits) -> Trajectory:

@@ -34,7 +34,7 @@ class Evaluation:
             "eval/reward": sum(trajectory.reward for trajectory in whole) / len(whole),
             "eval/episodes": float(len(whole)),
             "eval/failed": float(len(self.trajectories) - len(whole)),
-            "eval/truncated": sum(t.finish_reasons[-1] == "length" for t in whole) / len(whole),
+            "eval/truncated": sum(t.truncated or t.finish_reasons[-1] == "length" for t in whole) / len(whole),
             **means,
         }
 
@@ -51,7 +51,14 @@ async def evaluate(
         async with room:
             task = TaskRef("test", index, derive_seed(seed, "test", index))
             group, report = await run_group(
-                environment, policy, tokenizer, task, single, id=f"eval-{index}", seed=derive_seed(seed, "eval", index)
+                environment,
+                policy,
+                tokenizer,
+                task,
+                single,
+                id=f"eval-{index}",
+                seed=derive_seed(seed, "eval", index),
+                compare=False,  # there is nothing to compare one episode with
             )
         if group is None:
             errors.append(report.last_error)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tinker_atropos.adapter import Prompt, SessionFactory
 from tinker_atropos.environment import score_group
-from tinker_atropos.errors import ConfigError, DataError, EpisodesFailed, PluginError, RunError
+from tinker_atropos.errors import ConfigError, EpisodesFailed, PluginError, RunError
 from tinker_atropos.rollout.episode import EpisodeLimits, run_episode, sampling_params
 from tinker_atropos.rollout.schedule import derive_seed
 from tinker_atropos.trainer import TextPolicy
@@ -119,7 +119,15 @@ class FirstTurn:
 
 
 async def run_group(
-    environment: Any, policy: TextPolicy, tokenizer: Any, task: TaskRef, plan: GroupPlan, *, id: str, seed: int
+    environment: Any,
+    policy: TextPolicy,
+    tokenizer: Any,
+    task: TaskRef,
+    plan: GroupPlan,
+    *,
+    id: str,
+    seed: int,
+    compare: bool = True,
 ) -> tuple[Group | None, GroupReport]:
     """Roll out a group; None if too few of its episodes came through.
 
@@ -143,12 +151,25 @@ async def run_group(
     whole = tuple(trajectory for trajectory in ended if trajectory is not None)
     if len(whole) < plan.min_size:
         return None, report
-    group = await score_group(environment, Group(id=id, task=task, trajectories=whole))
-    if not all(np.isfinite(group.scores)):
-        raise DataError(
-            f"score_group of {type(environment).__name__} returned scores {group.scores}; they must be finite"
-        )
-    return group, report
+    group = Group(id=id, task=task, trajectories=whole)
+    if not compare or getattr(environment, "score_group", None) is None:
+        return group, report
+    return await _compared(environment, group, plan, report), report
+
+
+async def _compared(environment: Any, group: Group, plan: GroupPlan, report: GroupReport) -> Group | None:
+    """Return the group as the environment scores it, None where that failed in every try."""
+    for _ in range(plan.retries + 1):
+        try:
+            async with asyncio.timeout(plan.timeout):
+                return await score_group(environment, group)
+        except (RunError, ConfigError, PluginError):
+            raise
+        except TimeoutError as error:
+            _note(report, "timeout", f"score_group: {_timeout_text(plan, error)}", group.task)
+        except Exception as error:
+            _note(report, type(error).__name__, f"score_group: {type(error).__name__}: {error}", group.task)
+    return None
 
 
 async def _member(
@@ -182,14 +203,16 @@ async def _member(
         except (RunError, ConfigError, PluginError):
             raise  # no other task would fare better
         except TimeoutError as error:
-            _note(
-                report, "timeout", f"no end within {plan.timeout:g} s (rollout.episode_timeout) {error}".strip(), task
-            )
+            _note(report, "timeout", _timeout_text(plan, error), task)
         except Exception as error:
             _note(report, type(error).__name__, f"{type(error).__name__}: {error}", task)
         finally:
             first.leave(number)
     return None
+
+
+def _timeout_text(plan: GroupPlan, error: TimeoutError) -> str:
+    return f"no end within {plan.timeout:g} s (rollout.episode_timeout) {error}".strip()
 
 
 def _note(report: GroupReport, cause: str, text: str, task: TaskRef) -> None:

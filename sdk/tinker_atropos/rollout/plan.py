@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import queue
+import threading
 from typing import Any
 
 from tinker_atropos.config import Config
@@ -64,20 +65,38 @@ def group_plan(config: Config, environment: Any, context: int | None, *, evaluat
     )
 
 
-def load_tokenizer(config: Config, own: Callable[[], Any]) -> Any:
-    """Return the tokenizer: the policy's own, or the one that `env.tokenizer_name` names."""
+def load_tokenizer(config: Config) -> Any | None:
+    """Return the tokenizer that `env.tokenizer_name` names, None where it names none; raises `ConfigError`.
+
+    A hub that does not answer counts as unreachable after 10 s.
+    """
     name = config.env.tokenizer_name
     if name is None:
-        return own()
-    from transformers import AutoTokenizer
+        return None
+    from transformers import AutoTokenizer  # its import does not count as the hub's time
 
+    load = AutoTokenizer.from_pretrained
+    answers: queue.Queue[Any] = queue.Queue()
+
+    def ask() -> None:
+        try:
+            answers.put(load(name))
+        except Exception as error:
+            answers.put(error)
+
+    # A thread of its own: one that hangs in a name look-up must not hold the interpreter at its end.
+    threading.Thread(target=ask, daemon=True, name="tokenizer").start()
     try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:
+        found = answers.get(timeout=10.0)
+    except queue.Empty:
+        found = TimeoutError("no answer within 10 s")
+    if isinstance(found, Exception):
+        cause = (str(found).strip().splitlines() or [type(found).__name__])[0]
         raise ConfigError(
-            f"env.tokenizer_name: {name!r} can't be loaded: {str(error).splitlines()[0]}; leave it out to use the "
-            "model's own tokenizer, or name a local folder"
-        ) from None
+            f"env.tokenizer_name: {name!r} can't be loaded: {cause}; leave it out to use the model's own tokenizer, or "
+            "name a local folder"
+        )
+    return found
 
 
 def least_context(*bounds: int | None) -> int | None:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from tinker_atropos.errors import CheckpointError
+from tinker_atropos.rollout.collect import Discarded, ordinal_of
 from tinker_atropos.trajectory import FloatArray, Group, PolicyRef, Segment, TaskRef, Trajectory
 
 
 def group_record(
     group: Group,
     *,
-    ordinal: int,
     outcome: str,
     step: int,
     reason: str = "",
@@ -27,7 +27,7 @@ def group_record(
     """Return a JSON-ready record. `advantages` are the trainer's, per trajectory and segment; `step` the batch's."""
     return {
         "group": group.id,
-        "ordinal": ordinal,
+        "ordinal": ordinal_of(group.id),
         "task": dataclasses.asdict(group.task),
         "outcome": outcome,
         "reason": reason,
@@ -38,6 +38,14 @@ def group_record(
             for place, trajectory in enumerate(group.trajectories)
         ],
     }
+
+
+def discarded_record(ended: Discarded, step: int) -> dict[str, Any]:
+    """Return a JSON-ready record of a task that ended untrained before `step` was done."""
+    if ended.group is not None:
+        return group_record(ended.group, outcome="discarded", step=step, reason=ended.reason)
+    bare = {"group": ended.id, "ordinal": ordinal_of(ended.id), "task": dataclasses.asdict(ended.task)}
+    return {**bare, "outcome": "discarded", "reason": ended.reason, "step": step, "overrides": {}, "trajectories": []}
 
 
 def trajectory_record(trajectory: Trajectory, advantages: Sequence[FloatArray] | None = None) -> dict[str, Any]:

@@ -57,6 +57,10 @@ _OPERATOR = re.compile(r"[+*/^()×÷]|\\(?:[dt]?frac|sqrt|times|cdot|div)(?![A-Z
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _SPACING = re.compile(r"\\[,!;: ]|~|\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])")
 _KNOWN_COMMAND = re.compile(r"\\(?:[dt]?frac|sqrt|times|cdot|div)(?![A-Za-z])")
+_SPACED_THOUSANDS = re.compile(r"(?<=[0-9]) (?=[0-9]{3}(?![0-9]))(?<![0-9]{4} )")  # 1 000 and 12 345 678
+_REMARK = re.compile(
+    rf"^({_SIGNED}[^()\n]{{0,40}}?)\s*\([^()]*[A-Za-z]{{2}}[^()]*\)\s*$", re.ASCII
+)  # 18 (eggs in 2 boxes)
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _TRAILING_WORDS = re.compile(r"(?<=[0-9)}\s])\s*[A-Za-z°%][A-Za-z°%'’\s]*$")
 _MATH = re.compile(
@@ -146,7 +150,7 @@ def _braced(text: str, start: int) -> str:
 def _read(place: Place, content: str) -> Answer:
     """Read what stands behind a marker."""
     shown = content.strip()
-    clean = _clean(content)
+    clean = _REMARK.sub(r"\1", _SPACED_THOUSANDS.sub("", _clean(content)))
     parts = [part for part in (_trimmed(piece) for piece in _SEVERAL.split(clean)) if part]
     if not parts:
         return Answer(place, shown)

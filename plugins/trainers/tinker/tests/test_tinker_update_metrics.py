@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from tinker_atropos.errors import TrainerError
 from tinker_atropos_tinker.datums import PolicyDatum, TrainingData
-from tinker_atropos_tinker.update_metrics import grad_norm, importance_sampling_loss, update_metrics
+from tinker_atropos_tinker.update_metrics import (
+    grad_norm,
+    importance_sampling_loss,
+    to_probe,
+    update_metrics,
+)
 
 
 def datum(logprobs: list[float], advantages: list[float], mask: list[bool], *, fresh: bool = True) -> PolicyDatum:
@@ -54,6 +59,14 @@ def test_a_policy_that_moved_on_is_no_mismatch() -> None:
     both = update_metrics(TrainingData((stale, datum([-1], [0], [True])), []), [floats(-5), floats(-1)], {})
     assert both["train/logprob_mismatch_max"] == 0
     assert both["train/advantage_zero"] == 0.5
+
+
+def test_a_stale_batch_is_compared_by_probes() -> None:
+    stale = TrainingData((datum([-1, -1], [1, 1], [False, True], fresh=False),) * 6, [])
+    assert to_probe(stale, 4) == [0, 1, 2, 3]
+    assert to_probe(TrainingData((*stale.datums, ONE), []), 4) == []
+    metrics = update_metrics(stale, [floats(-9, -5)] * 6, {}, {1: floats(-7, -5.25)})
+    assert metrics["train/logprob_mismatch_max"] == 0.25
 
 
 def test_an_answer_of_another_shape_is_refused() -> None:

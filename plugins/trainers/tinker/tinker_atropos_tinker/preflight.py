@@ -99,4 +99,7 @@ def quote(config: TinkerConfig, model: str | None) -> Quote:
 
 def unused(config: TinkerConfig) -> Mapping[str, str]:
     """Return the keys that were set and have no effect, each with its reason."""
-    return {key: reason for key, reason in _NO_EFFECT.items() if getattr(config, key) is not None}
+    idle = {key: reason for key, reason in _NO_EFFECT.items() if getattr(config, key) is not None}
+    if not config.local:
+        idle["run.deterministic"] = "the service decides what it samples together; --local has a deterministic mode"
+    return idle

@@ -34,8 +34,8 @@ from tinker_atropos_tinker.service import (
     sdk,
 )
 from tinker_atropos_tinker.service_errors import brief, checkpoint_error, is_refusal, trainer_error
-from tinker_atropos_tinker.service_log import Reporter, forward_warnings, watch_queue, watch_retries
-from tinker_atropos_tinker.update_metrics import grad_norm, update_metrics
+from tinker_atropos_tinker.service_log import LOGGER, Reporter, forward_warnings, watch_queue, watch_retries
+from tinker_atropos_tinker.update_metrics import grad_norm, to_probe, update_metrics
 
 if TYPE_CHECKING:
     import tinker
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CLOSE_SECONDS = 10.0
+
+PROBES = 4
+"""Segments that are scored by sampler and trainer alike in a step whose trajectories are all stale."""
 
 
 @dataclass(slots=True)
@@ -179,9 +182,10 @@ class TinkerTrainer:
         )
 
     async def release(self, ref: PolicyRef) -> None:
-        """Forget a policy's sampler; the service drops one that is no longer used by itself."""
+        """Forget the samplers of a policy and of older ones; who still uses one holds it. The service drops it then."""
         if self._now is not None:
-            self._now.samplers.pop(ref, None)
+            for known in [known for known in self._now.samplers if known.step <= ref.step]:
+                del self._now.samplers[known]
 
     async def close(self) -> None:
         """End the session, and the local server."""
@@ -238,10 +242,11 @@ class TinkerTrainer:
             stepped = now.client.optim_step(self._adam(rate))
             saved = now.client.save_weights_and_get_sampling_client()
             sent += [forward, stepped, saved]
+            probes = self._probe(now, data)
             stage = f"forward_backward of step {now.step}"
             passed = await self._told(forward, stage)
             forward_seconds = time.monotonic() - began
-            metrics = update_metrics(data, _logprobs(passed), passed.metrics)
+            metrics = update_metrics(data, _logprobs(passed), passed.metrics, await self._probed(probes))
             _refuse_broken(metrics["loss"], now.step, rate)
             stage = f"optim_step of step {now.step}"
             step = await self._told(stepped, stage)
@@ -265,6 +270,31 @@ class TinkerTrainer:
         metrics["time/save_weights"] = save_seconds
         self._warn_of_mismatch(now, metrics)
         return Update(self._adopt(now, sampler, now.step + 1), metrics, data.advantages)
+
+    def _probe(self, now: _Running, data: TrainingData) -> dict[int, Any]:
+        """Ask the sampler of the weights of this pass to score a few datums that an older policy sampled."""
+        sampler = next((client for ref, client in now.samplers.items() if ref.step == now.step), None)
+        if sampler is None:
+            return {}
+        return {
+            place: sampler.compute_logprobs(
+                sdk().ModelInput.from_ints([*datum.inputs.tolist(), int(datum.targets[-1])])
+            )
+            for place in to_probe(data, PROBES)
+            for datum in (data.datums[place],)
+        }
+
+    async def _probed(self, probes: dict[int, Any]) -> dict[int, FloatArray]:
+        """Return the scores that came; a probe that fails costs a figure, not the step."""
+        found = {}
+        for place, request in probes.items():
+            try:
+                values = await self._told(request, "log-probabilities to compare")
+                found[place] = np.array([math.nan if v is None else v for v in values[1:]], dtype=np.float32)
+            except Exception as error:
+                LOGGER.warning("sampler and trainer could not be compared: %s", brief(error))
+                return {}
+        return found
 
     def _adam(self, rate: float) -> tinker.AdamParams:
         return sdk().AdamParams(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from tinker_atropos.errors import TrainerError
 from tinker_atropos.trajectory import FloatArray
 
@@ -12,17 +13,21 @@ from tinker_atropos_tinker.datums import NO_TRAINED_TOKEN, TOO_LONG, PolicyDatum
 
 
 def update_metrics(
-    data: TrainingData, trained: Sequence[FloatArray], reported: Mapping[str, float]
+    data: TrainingData,
+    trained: Sequence[FloatArray],
+    reported: Mapping[str, float],
+    probed: Mapping[int, FloatArray] | None = None,
 ) -> dict[str, float]:
     """Return the metrics of one forward and backward pass.
 
     `trained[i] float32[T]` are the trainer's log-probabilities of datum `i`'s targets, `reported` is what the service
-    says of the pass, named `name:reduction`. Over the trained tokens, with `d = sampler's logprob - trainer's`:
+    says of the pass, named `name:reduction`, `probed[i] float32[T]` what a sampler of the very weights of the pass says
+    of datum `i`'s targets. Over the trained tokens, with `d = sampler's logprob - trainer's`:
 
     - `loss`: the sum over tokens that Tinker minimises, divided by the number of trained tokens;
     - `train/kl_sample_train_v1` mean of d, `train/kl_sample_train_v2` half the mean of d² (Schulman's k1 and k2);
-    - `train/logprob_mismatch_mean`, `_max`: of |d|, in nats, over the trajectories that the current policy sampled
-      whole, where nothing but the two engines' arithmetic may differ; absent where there is none;
+    - `train/logprob_mismatch_mean`, `_max`: of |d|, in nats, where nothing but the two engines' arithmetic may differ:
+      over the trajectories that the current policy sampled whole, and those that were probed; absent without either;
     - `train/ratio_mean`, `_min`, `_max`: of exp(-d), the importance ratio;
     - `train/entropy_sample`: minus the mean of the sampler's log-probabilities;
     - `train/advantage_zero`: the share of datums that teach nothing because every advantage is zero.
@@ -47,12 +52,30 @@ def update_metrics(
         "train/entropy_sample": float(-sampled.mean()),
         "train/advantage_zero": _zero_share(data.datums),
     }
-    fresh = np.concatenate([np.full(int(mask.sum()), d.fresh) for d, mask in zip(data.datums, masks, strict=True)])
-    if fresh.any():
-        mismatch = np.abs(difference[fresh])
+    mismatch = _mismatch(data.datums, trained, probed or {})
+    if mismatch.size:
         metrics["train/logprob_mismatch_mean"] = float(mismatch.mean())
         metrics["train/logprob_mismatch_max"] = float(mismatch.max())
     return metrics
+
+
+def to_probe(data: TrainingData, most: int) -> list[int]:
+    """Return which datums to probe: where every trajectory is stale, the first few, so that each step has a figure."""
+    if any(datum.fresh for datum in data.datums):
+        return []
+    return list(range(min(most, len(data.datums))))
+
+
+def _mismatch(
+    datums: Sequence[PolicyDatum], trained: Sequence[FloatArray], probed: Mapping[int, FloatArray]
+) -> NDArray[np.float64]:
+    """Return |sampler's - trainer's| log-probability of every token that one policy has scored both ways."""
+    parts = [np.zeros(0)]
+    for place, (datum, own) in enumerate(zip(datums, trained, strict=True)):
+        said = probed.get(place, datum.logprobs if datum.fresh else None)
+        if said is not None:
+            parts.append(np.abs(said[datum.mask].astype(np.float64) - own[datum.mask]))
+    return np.concatenate(parts)
 
 
 def importance_sampling_loss(datums: Sequence[PolicyDatum], trained: Sequence[FloatArray]) -> float:
