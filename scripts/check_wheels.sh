@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=$PWD/.venv/bin/python
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_QUIET=2 PIP_CONSTRAINT=$PWD/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_QUIET=2
 unset TINKER_API_KEY TINKER_BASE_URL VIRTUAL_ENV PYTHONPATH
 
 say() { printf 'wheels: %s\n' "$*"; }
@@ -55,10 +55,14 @@ pip check
             || { cat "$kind.json"; exit 1; }
     done
 )
+# --local without its adapter says how to get it.
+code=0; (cd "$work" && tinker-atropos run --env gsm8k --trainer tinker --local >/dev/null 2>no-adapter.txt) || code=$?
+[ "$code" = 2 ] && grep -q 'pip install tinker-atropos-local-tinker' "$work/no-adapter.txt" || { cat "$work/no-adapter.txt"; exit 1; }
 say "the hosted command's --dry-run passes; environment and trainer are listed as ok"
 
 say "installing all of them together"
 new_environment everything
+export PIP_CONSTRAINT=$PWD/constraints.txt  # the first installation takes what is newest, as a newcomer's does
 pip install "$(grep '^torch==' constraints.txt)"
 names=$(for wheel in dist/*.whl; do basename "$wheel" | sed 's/-[0-9].*//; s/_/-/g'; done)
 # shellcheck disable=SC2086
