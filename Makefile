@@ -14,12 +14,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 PACKAGES := sdk/tinker_atropos $(wildcard adapters/*/tinker_atropos_* plugins/*/*/tinker_atropos_*)
-TESTS := $(wildcard tests sdk/tests adapters/*/tests plugins/*/*/tests scripts benchmarks)
+TESTS := $(wildcard tests sdk/tests adapters/*/tests plugins/*/*/tests scripts benchmarks conformance)
 # Small models gain nothing from more threads than cores, and lose much when the tests share a machine.
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup run test check lint docs wheels bench bench-quickstart clean
+.PHONY: help setup run test check lint docs wheels bench bench-quickstart conformance clean
 
 help:
 	@echo "make setup             create $(VENV) and install everything, editable"
@@ -30,6 +30,7 @@ help:
 	@echo "make wheels            build every wheel into dist and try them in empty environments"
 	@echo "make bench             performance, beside the peers"
 	@echo "make bench-quickstart  learning: three seeds, and a learning rate of 0"
+	@echo "make conformance       tinker-cookbook's own loops against the local Tinker server"
 	@echo "make clean             remove $(VENV), dist and caches; runs stay"
 
 setup: $(STAMP)
@@ -68,6 +69,9 @@ wheels: setup
 
 bench: setup
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+conformance: setup
+	$(BIN)/python conformance/cookbook.py
 
 bench-quickstart: setup
 	$(BIN)/python benchmarks/learning.py $(ARGS)
