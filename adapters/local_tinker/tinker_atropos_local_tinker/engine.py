@@ -22,7 +22,7 @@ from tinker_atropos_local_tinker.adam import AdamParams, check_adam
 from tinker_atropos_local_tinker.base_model import BaseModel, Halves
 from tinker_atropos_local_tinker.losses import Config, Loss, find_loss
 
-MICRO_BATCH_TOKENS = 2048  # padded; what one forward pass keeps for its backward pass grows with it
+MICRO_BATCH_TOKENS = 1024  # padded; what one forward pass keeps for its backward pass grows with it
 HEAD_POSITIONS = 512  # logits are computed for this many positions at a time: 100 MB at a vocabulary of 49k
 
 Array = npt.NDArray[np.generic]
