@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
 from typing import Any
 
 import pytest
@@ -391,7 +392,7 @@ async def test_a_policy_that_can_t_be_opened_ends_the_run(make_config, registry,
         await asyncio.wait_for(run(make_config(), notes, registry=registry), 30)
 
 
-@pytest.mark.parametrize("broken", ["raises", "nan", "hangs"])
+@pytest.mark.parametrize("broken", ["raises", "nan", "hangs", "tokens", "exits", "cancels", "fewer", "policies"])
 async def test_a_comparison_that_fails_drops_its_group(make_config, registry, notes, service, broken):
     spec = registry.load("env", "parity")
     calls = 0
@@ -405,6 +406,24 @@ async def test_a_comparison_that_fails_drops_its_group(make_config, registry, no
             await asyncio.sleep(3600)
         if broken == "raises":
             raise ValueError("the judge is away")
+        if broken == "exits":
+            raise SystemExit(0)
+        if broken == "cancels":
+            raise asyncio.CancelledError
+        if broken == "fewer":
+            return dataclasses.replace(group, trajectories=group.trajectories[1:])
+        first = group.trajectories[0]
+        if broken == "policies":
+            return dataclasses.replace(
+                group, trajectories=(dataclasses.replace(first, policies=()), *group.trajectories[1:])
+            )
+        if broken == "tokens":
+            segment = first.segments[0]
+            with pytest.raises(ValueError, match="read-only"):
+                segment.tokens[0] = 65
+            other = dataclasses.replace(segment, tokens=segment.tokens + 1)
+            first = dataclasses.replace(first, segments=(other,))
+            return dataclasses.replace(group, trajectories=(first, *group.trajectories[1:]))
         bad = dataclasses.replace(group.trajectories[0], rewards=(float("nan"),))
         return dataclasses.replace(group, trajectories=(bad, *group.trajectories[1:]))
 
@@ -418,6 +437,109 @@ async def test_a_comparison_that_fails_drops_its_group(make_config, registry, no
     assert (await run(config, notes, registry=registry)).steps == 6
     assert sum(row.get("groups/discarded/failed", 0) for row in metrics_of(config)) > 0
     check_ledger(config.folder / "journal.jsonl", config.folder)
+
+
+@pytest.mark.parametrize("leave", [SystemExit(0), GeneratorExit(), asyncio.CancelledError()])
+async def test_an_episode_that_leaves_the_program_is_a_failed_episode(make_config, registry, notes, service, leave):
+    calls = 0
+
+    class Leaver:
+        def tasks(self, split):
+            return 8 if split == "train" else 0
+
+        async def episode(self, task):
+            return self
+
+        async def reset(self):
+            return Step("go:")
+
+        async def step(self, completion):
+            nonlocal calls
+            calls += 1
+            if calls == 5:
+                raise leave
+            return Step(reward=int(completion.text) / 10, terminated=True)
+
+        async def close(self):
+            pass
+
+    registry.add("env", EnvironmentSpec("leaver", make=lambda config: Leaver()))
+    config = make_config(run__env="leaver")
+    assert (await run(config, notes, registry=registry)).steps == 6
+    assert sum(row.get(f"episodes/failed/{type(leave).__name__}", 0) for row in metrics_of(config)) == 1
+
+
+async def test_one_that_hangs_at_its_start_takes_no_other_with_it(make_config, registry, notes, service):
+    hung = False
+
+    class Slow:
+        def tasks(self, split):
+            return 8 if split == "train" else 0
+
+        async def episode(self, task):
+            return self
+
+        async def reset(self):
+            nonlocal hung
+            if not hung:
+                hung = True
+                await asyncio.sleep(3600)
+            return Step("go:")
+
+        async def step(self, completion):
+            return Step(reward=int(completion.text) / 10, terminated=True)
+
+        async def close(self):
+            pass
+
+    registry.add("env", EnvironmentSpec("slow", make=lambda config: Slow()))
+    config = make_config(
+        run__env="slow", rollout__episode_timeout=0.4, rollout__episode_retries=0, rollout__min_group_size=3
+    )
+    assert (await run(config, notes, registry=registry)).steps == 6
+    assert sorted(len(group.trajectories) for batch in service.batches for group in batch.groups)[:2] == [3, 4]
+
+
+async def test_code_that_holds_up_the_loop_is_named(make_config, registry, notes, service, monkeypatch):
+    monkeypatch.setattr("tinker_atropos.supervise.STALL_SECONDS", 0.4)
+    service.on_sample = lambda count: time.sleep(1.5) if count == 3 else None
+    await run(make_config(env__total_steps=1, env__steps_per_eval=0), notes, registry=registry)
+    assert any(text.startswith("still ") for text in notes.said)
+
+
+@pytest.mark.parametrize("damage", ["metrics", "lineage", "strange rollouts", "no folders"])
+async def test_a_damaged_run_folder_still_resumes(make_config, registry, notes, service, damage):
+    def die(step):
+        if step == 5:
+            service.on_update = lambda step: None
+            raise Killed
+
+    service.on_update = die
+    config = make_config()
+    with pytest.raises(Killed):
+        await run(config, notes, registry=registry)
+    if damage == "metrics":
+        with (config.folder / "metrics.jsonl").open("ab") as file:
+            file.write(b'\xff\xfe\n7\n{"no": "step"}\n{"step": "four"}\n{"step": 4, "half')
+    elif damage == "lineage":
+        (config.folder / "lineage").write_text("many")
+    elif damage == "strange rollouts":
+        (config.folder / "rollouts" / "step-xx.jsonl.gz").write_bytes(b"?")
+        (config.folder / "rollouts" / ".step-000009.jsonl.gz.1.part").write_bytes(b"?")
+    else:
+        (config.folder / "evaluations").rename(config.folder / "moved")
+    await run(config, notes, registry=registry, resume=True)
+    assert [row["step"] for row in metrics_of(config)] == [0, 1, 2, 3, 4, 5, 6]
+    assert {path.name for path in (config.folder / "dead").iterdir()} >= {"lineage-0"}
+    if damage != "strange rollouts":
+        check_ledger(config.folder / "journal.jsonl", config.folder)
+
+
+async def test_a_finished_run_is_not_started_again(make_config, registry, notes, service):
+    finished = await run(make_config(), notes, registry=registry)
+    again = await run(make_config(), notes, registry=registry, resume=True)
+    assert again == finished
+    assert service.trainers == 1
 
 
 async def test_a_failed_evaluation_costs_no_step(make_config, registry, notes, service):

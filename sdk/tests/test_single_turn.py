@@ -74,8 +74,17 @@ async def test_anything_else_is_an_error_that_names_reward_and_value(value: Any)
 
 
 async def test_a_sum_that_overflows_is_an_error() -> None:
-    with pytest.raises(DataError, match="sum up to inf"):
-        await play(single_turn("sums", tasks, [lambda c, t: 1e308], weights=[100]))
+    with pytest.raises(DataError, match=r"sum up to 3e\+39"):
+        await play(single_turn("sums", tasks, [lambda c, t: 3e37], weights=[100]))
+
+
+@pytest.mark.parametrize("leave", [SystemExit(0), GeneratorExit()])
+async def test_a_reward_that_leaves_the_program_is_an_error(leave: BaseException) -> None:
+    def grade(completion: Completion, task: Task) -> float:
+        raise leave
+
+    with pytest.raises(DataError, match="a reward must return a number"):
+        await play(single_turn("sums", tasks, grade))
 
 
 async def test_callables_of_any_make_are_rewards() -> None:

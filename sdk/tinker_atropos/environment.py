@@ -9,12 +9,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from tinker_atropos.errors import DataError, PluginError, UserError
-from tinker_atropos.trajectory import Completion, Group, Message, Stop, TaskRef
+from tinker_atropos.trajectory import Completion, Group, Message, Stop, TaskRef, Trajectory
 
 Kind: TypeAlias = Literal["text", "control", "external"]
+
+MAX_REWARD = float(np.finfo(np.float32).max)
+"""Rewards and advantages are trained on in float32."""
 
 Observation: TypeAlias = str | Sequence[Message]
 """Messages to append to the conversation, or raw text that no chat template touches."""
@@ -247,14 +251,20 @@ class SingleTurnEnvironment:
         values = await asyncio.gather(*(self._call(name, completion, task) for name in self.rewards))
         each = dict(zip(self.rewards, values, strict=True))
         total = sum(self.weights[name] * value for name, value in each.items())
-        if not math.isfinite(total):
+        if not abs(total) <= MAX_REWARD:
             raise DataError(f"the weighted rewards of environment {self.name!r} sum up to {total}: {each}")
         return total, {f"reward/{name}": value for name, value in each.items()} if len(each) > 1 else {}
 
     async def _call(self, name: str, completion: Completion, task: Task) -> float:
-        value: Any = self.rewards[name](completion, task)
-        if inspect.isawaitable(value):
-            value = await value
+        try:
+            value: Any = self.rewards[name](completion, task)
+            if inspect.isawaitable(value):
+                value = await value
+        except (SystemExit, GeneratorExit) as error:  # out of a task of its own it would end the whole program
+            raise DataError(
+                f"reward {name!r} of environment {self.name!r} raised {type(error).__name__}({error}); a reward must "
+                "return a number"
+            ) from None
         try:
             if isinstance(value, str | bytes):  # float() would read "1"
                 raise TypeError
@@ -264,7 +274,7 @@ class SingleTurnEnvironment:
                 f"reward {name!r} of environment {self.name!r} returned {value!r:.80} ({type(value).__name__}); "
                 "expected a finite number"
             ) from None
-        if not math.isfinite(number):
+        if not abs(number) <= MAX_REWARD:
             raise DataError(f"reward {name!r} of environment {self.name!r} returned {number}; expected a finite number")
         return number
 
@@ -348,8 +358,29 @@ async def score_group(environment: Any, group: Group) -> Group:
     if compare is None:
         return group
     scored = await compare(group)
-    if not isinstance(scored, Group) or scored.id != group.id or not scored.trajectories:
-        raise DataError(f"score_group of {type(environment).__name__} must return the group it was given, re-scored")
-    if not all(math.isfinite(score) for score in scored.scores):
-        raise DataError(f"score_group of {type(environment).__name__} gave {scored.scores}; expected finite scores")
+    whose = f"score_group of {type(environment).__name__}"
+    if not isinstance(scored, Group) or scored.id != group.id or scored.task != group.task:
+        raise DataError(f"{whose} must return the group it was given, with other rewards")
+    if len(scored.trajectories) != len(group.trajectories):
+        raise DataError(f"{whose} returned {len(scored.trajectories)} of {len(group.trajectories)} trajectories")
+    for before, after in zip(group.trajectories, scored.trajectories, strict=True):
+        _refuse_other_tokens(whose, before, after)
     return scored
+
+
+def _refuse_other_tokens(whose: str, before: Trajectory, after: Trajectory) -> None:
+    """A comparison may set rewards, metrics and per-token advantages; what was sampled stays what was sampled."""
+    same = len(before.segments) == len(after.segments) and before.policies == after.policies
+    same = same and all(
+        np.array_equal(one.tokens, other.tokens)
+        and np.array_equal(one.mask, other.mask)
+        and np.array_equal(one.logprobs, other.logprobs)
+        for one, other in zip(before.segments, after.segments, strict=False)
+    )
+    if not same:
+        raise DataError(f"{whose} changed tokens, masks, log-probabilities or policies; it may change rewards only")
+    if len(after.rewards) != len(before.rewards) or not all(abs(reward) <= MAX_REWARD for reward in after.rewards):
+        raise DataError(f"{whose} gave the rewards {after.rewards}; expected {len(before.rewards)} finite numbers")
+    for segment in after.segments:
+        if segment.advantages is not None and not np.isfinite(segment.advantages).all():
+            raise DataError(f"{whose} gave per-token advantages that are not finite")

@@ -26,6 +26,7 @@ __all__ = ["Finished", "Stopped", "run"]
 log = logging.getLogger(__name__)
 
 MAX_REWINDS = 3
+CLOSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,10 @@ async def run(
     registry, stop = registry or Registry(), stop or asyncio.Event()
     folder = RunFolder(config.folder)
     check_folder(config, resume=resume)
+    manifest = latest_manifest(folder) if resume else None
+    if manifest is not None and manifest.finished and manifest.step == config.env.total_steps:
+        progress.say(f"{config.name} is at its last step already; ask for more with --steps")
+        return Finished(folder.path, manifest.step, manifest.checkpoint, *_evaluations(folder))
     environment = make_environment(config) if environment is None else environment
     try:
         test_tasks = check_environment_splits(environment, config)
@@ -132,7 +137,8 @@ async def _close(environment: Any) -> None:
     try:
         closing = close()
         if inspect.isawaitable(closing):
-            await closing
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await closing
     except Exception:
         log.exception("the environment could not be closed")
 

@@ -19,6 +19,8 @@ from tinker_atropos.yaml_file import read_yaml, write_yaml
 
 MANIFEST_VERSION = 1
 
+FOLDERS = ("rollouts", "evaluations", "manifests")
+
 # What may differ between a run and its resumption; everything else decides what the run is.
 MAY_CHANGE = {
     "env.total_steps",
@@ -150,15 +152,24 @@ class RunFolder:
             ) from None
         self.refuse_old()
         self._hold()
-        for name in ("rollouts", "evaluations", "manifests"):
-            (self.path / name).mkdir(exist_ok=True)
+        self._make_folders()
         write_atomically(self.config_file, write_yaml(dict(config)).encode())
 
     def reopen(self, config: Mapping[str, Any], trainer: str) -> None:
         """Hold the folder of a run that is to be continued; raises `ConfigError` if its configuration is another."""
         self.refuse_other(config, trainer)
         self._hold()
+        self._make_folders()
         write_atomically(self.config_file, write_yaml(dict(config)).encode())
+
+    def _make_folders(self) -> None:
+        try:
+            for name in FOLDERS:
+                (self.path / name).mkdir(exist_ok=True)
+            for left in self.path.rglob(".*.part"):  # a writer that was killed
+                left.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{self.path} can't be written: {error.strerror}; choose another with --output") from None
 
     def refuse_old(self) -> None:
         """Raise `ConfigError` if a run was begun here."""
@@ -224,15 +235,17 @@ class RunFolder:
             ) from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines; a half-written last one is passed over."""
+        """Return the lines; one that is damaged, such as a half-written last one, is passed over."""
         if not self.metrics_file.exists():
             return []
         rows = []
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+        for line in self.metrics_file.read_bytes().splitlines():
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int | float):
+                rows.append(row)
         return rows
 
     def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
@@ -250,22 +263,32 @@ class RunFolder:
     def rewind(self, step: int, lineage: int) -> None:
         """Put aside, under `dead/lineage-<n>`, what came after `step`: it belongs to weights that did not survive."""
         dead = self.path / "dead" / f"lineage-{lineage}"
-        for kind in ("rollouts", "evaluations"):
-            for path in sorted((self.path / kind).glob("step-*.jsonl.gz")):
-                if int(path.name[5:11]) > step:
-                    (dead / kind).mkdir(parents=True, exist_ok=True)
-                    path.replace(dead / kind / path.name)
-        rows = self.read_metrics()
-        late = [row for row in rows if row["step"] > step]
-        if late:
-            dead.mkdir(parents=True, exist_ok=True)
-            write_atomically(dead / "metrics.jsonl", _lines(late))
+        try:
+            for kind in FOLDERS[:2]:
+                for path in sorted((self.path / kind).glob("step-*.jsonl.gz")):
+                    number = path.name.removeprefix("step-").removesuffix(".jsonl.gz")
+                    if number.isdecimal() and int(number) > step:
+                        (dead / kind).mkdir(parents=True, exist_ok=True)
+                        path.replace(dead / kind / path.name)
+            rows = self.read_metrics()
+            late = [row for row in rows if row["step"] > step]
+            if late:
+                dead.mkdir(parents=True, exist_ok=True)
+                write_atomically(dead / "metrics.jsonl", _lines(late))
+        except OSError as error:
+            cause = error.strerror or error
+            raise RunError(f"{dead} can't be written: {cause}; put that right, then --resume") from error
         write_atomically(self.metrics_file, _lines([row for row in rows if row["step"] <= step]))
 
-    def next_lineage(self) -> int:
-        """Return the number of the next lineage and note that it was taken."""
+    def next_lineage(self, manifest: Manifest | None) -> int:
+        """Return the number of the next lineage, higher than any before, and note that it was taken."""
         path = self.path / "lineage"
-        number = int(path.read_text()) + 1 if path.exists() else 0
+        try:
+            noted = int(path.read_text())
+        except (OSError, ValueError):  # none yet, or damaged: the manifest and what was put aside know too
+            dead = [p.name.removeprefix("lineage-") for p in (self.path / "dead").glob("lineage-*")]
+            noted = max((int(name) for name in dead if name.isdecimal()), default=-1)
+        number = max(noted, -1 if manifest is None else manifest.lineage) + 1
         write_atomically(path, str(number).encode())
         return number
 
@@ -311,6 +334,8 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], trainer: str) -
     free = MAY_CHANGE | {f"{trainer}.{key}" for key in MAY_CHANGE_IN_TRAINER}
     for section in sorted({*old, *new}):
         before, after = old.get(section) or {}, new.get(section) or {}
+        if not isinstance(before, Mapping):
+            raise ConfigError(f"the run's config.yaml is damaged: {section} is {before!r}, expected a section of keys")
         for key in sorted({*before, *after}):
             path = f"{section}.{key}"
             if path not in free and before.get(key) != after.get(key):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tinker_atropos.errors import RunError
@@ -68,14 +70,27 @@ class Supervisor:
             task.cancel()
             await asyncio.gather(task, asked, return_exceptions=True)
 
-    async def watch(self) -> None:
-        """Name the stage of a silent run: after 30 s, then at doubling intervals."""
-        due = STALL_SECONDS
-        while True:
-            await asyncio.sleep(min(1.0, STALL_SECONDS / 2))
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within the block name the stage of a silent run: after 30 s, then at doubling intervals.
+
+        From a thread, so that code which holds up the event loop is named too.
+        """
+        ended = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(ended,), name="watching", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _watch(self, ended: threading.Event) -> None:
+        due, stage = STALL_SECONDS, self._since
+        while not ended.wait(min(1.0, STALL_SECONDS / 4)):
             silent = time.monotonic() - self._since
-            if silent < STALL_SECONDS:
-                due = STALL_SECONDS
-            elif silent >= due:
+            if stage != self._since:
+                due, stage = STALL_SECONDS, self._since
+            if silent >= due:
                 self._say(f"still {self._stage}, for {silent:.0f} s ({self._where()})")
                 due *= 2

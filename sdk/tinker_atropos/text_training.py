@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tinker_atropos.config import Config
@@ -47,10 +47,11 @@ class TextTraining:
         self.environment, self.test_tasks, self.registry = environment, test_tasks, registry
         self.tokenizer = tokenizer
         self.manifest = latest_manifest(folder, say=progress.say)
-        self.lineage = folder.next_lineage()
+        self.lineage = folder.next_lineage(self.manifest)
         self.step = self.manifest.step if self.manifest else 0
         self.consumed: list[str] = []
-        self.supervisor = Supervisor(stop, progress.say, lambda: f"step {self.step}")
+        self.supervisor = Supervisor(stop, progress.say, self._where)
+        self.tally: Callable[[], str] | None = None
         # What may wait: as much as staleness allows, and the batch that is being trained on.
         self.state = MemoryState(cap=(config.max_staleness + 2) * config.groups_per_batch)
         self.trainer: Trainer = config.trainer_spec.make(config.trainer)
@@ -63,15 +64,14 @@ class TextTraining:
     async def go(self) -> Checkpoint:
         """Train to the last step; return its checkpoint."""
         self.folder.rewind(self.step if self.manifest else -1, self.lineage - 1)
-        watcher = asyncio.create_task(self.supervisor.watch())
-        try:
-            first = await self._awaiting(self._start(), "starting the trainer")
-            await self._awaiting(self._open(first), "opening the first policy")
-            return await self._train(first)
-        finally:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
-            await self.trainer.close()
+        with self.supervisor.watching():
+            try:
+                first = await self._awaiting(self._start(), "starting the trainer")
+                await self._awaiting(self._open(first), "opening the first policy")
+                return await self._train(first)
+            finally:
+                self.supervisor.enter("closing the trainer")
+                await self.trainer.close()
 
     async def _start(self) -> PolicyRef:
         config, manifest = self.config, self.manifest
@@ -105,6 +105,7 @@ class TextTraining:
         cursor = dict(self.manifest.cursor) if self.manifest else None
         stream = TaskStream("train", self.environment.tasks("train"), config.run.seed, cursor)
         collector = self._collector(stream)
+        self.tally = collector.tally
         if self.manifest is None:
             metrics = await self._evaluate(previews=True)
             self.folder.append_metrics({"step": 0, "time": time.time(), **metrics})
@@ -328,6 +329,9 @@ class TextTraining:
             return await self.supervisor.awaiting(work, stage)
         except Stopped:
             raise self._stopped() from None
+
+    def _where(self) -> str:
+        return f"step {self.step}" if self.tally is None else f"step {self.step}; {self.tally()}"
 
     def _stopped(self) -> Stopped:
         if not self.folder.begun():

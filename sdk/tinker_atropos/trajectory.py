@@ -106,8 +106,8 @@ class Segment:
 
     `tokens int32[T]`; `mask bool[T]`, True on the tokens that the policy sampled and that are trained on; `logprobs
     float32[T]`, the sampler's, 0 where the mask is False; `advantages float32[T]` only where the environment sets them
-    itself. An episode is one segment as long as every prompt extends the tokens before it; where a chat template does
-    not keep its prefix a new segment begins.
+    itself. The arrays become read-only. An episode is one segment as long as every prompt extends the tokens before it;
+    where a chat template does not keep its prefix a new segment begins.
     """
 
     tokens: IntArray
@@ -124,6 +124,9 @@ class Segment:
             )
         if self.advantages is not None and self.advantages.shape != shape:
             raise ValueError(f"advantages {self.advantages.shape} must have the shape of the tokens {shape}")
+        for array in (self.tokens, self.logprobs, self.mask, self.advantages):
+            if array is not None:
+                array.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

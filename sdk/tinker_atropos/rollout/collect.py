@@ -102,8 +102,9 @@ class Collector:
         try:
             while True:
                 while self._may_start():
-                    issued = self._stream.next()
-                    self._flying.add(asyncio.create_task(self._roll(issued)))
+                    self._flying.add(asyncio.create_task(self._roll(self._stream.next())))
+                    if len(self._flying) % 64 == 0:
+                        await asyncio.sleep(0)  # a huge batch must not hold up the loop
                 waker = asyncio.create_task(self._wake.wait())
                 try:
                     await asyncio.wait({waker, *self._flying}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,7 +113,7 @@ class Collector:
                 self._wake.clear()
                 ended = {task for task in self._flying if task.done()}
                 self._flying -= ended
-                failures = [error for task in ended if (error := task.exception()) is not None]
+                failures = [error for task in ended if not task.cancelled() and (error := task.exception())]
                 if failures:
                     raise failures[0]
         finally:
@@ -146,6 +147,12 @@ class Collector:
     def consumed(self, group: Group) -> None:
         """A group was trained on."""
         self._stream.end(self.ordinals.pop(group.id))
+
+    def tally(self) -> str:
+        """Say how many groups are in flight, and what became of those that ended since the last step."""
+        counts = Counter(ended.reason for ended in self._discarded)
+        ended = "".join(f", {number} discarded ({reason})" for reason, number in sorted(counts.items()))
+        return f"{len(self._flying)} groups in flight, {self._kept} ready{ended}"
 
     def take_failures(self) -> Counter[str]:
         """Return how many tries of episodes failed since the last call, by cause."""

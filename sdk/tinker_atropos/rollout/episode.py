@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from tinker_atropos.adapter import Prompt, SessionFactory, TextSession
-from tinker_atropos.environment import Episode, Step
+from tinker_atropos.environment import MAX_REWARD, Episode, Step
 from tinker_atropos.errors import ContextOverflow, DataError
 from tinker_atropos.trajectory import FinishReason, PolicyRef, Sample, SamplingParams, Stop, TaskRef, Trajectory
 
@@ -113,7 +113,7 @@ def _checked(step: Any, method: str) -> Step:
         if isinstance(value, bool):
             continue
         try:
-            finite = math.isfinite(value)
+            finite = math.isfinite(value) and abs(value) <= MAX_REWARD
         except (TypeError, OverflowError):
             finite = False
         if not finite:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,21 +50,28 @@ class GroupReport:
 class FirstTurn:
     """Gathers the first prompts of a group: equal ones become one request of several samples.
 
-    The request goes out once each of the `size` members has asked or left. Members are served in their own order, so
-    which sample a member gets does not depend on who asked first.
+    The request goes out once each of the `size` members has asked or left, or after half the time that an episode has:
+    one that hangs at its start must not take the others with it. Members are served in their own order, so which sample
+    a member gets does not depend on who asked first.
     """
 
     def __init__(self, policy: TextPolicy, plan: GroupPlan, size: int, seed: int) -> None:
         self._policy, self._plan, self._seed = policy, plan, seed
         self._missing = size
         self._asked: dict[int, tuple[Prompt, asyncio.Future[Sample]]] = {}
+        self._patience: asyncio.TimerHandle | None = None
         self._requests: set[asyncio.Task[None]] = set()
 
     async def ask(self, member: int, prompt: Prompt) -> Sample:
         """Return this member's sample; raises what the policy raised."""
-        future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Sample] = loop.create_future()
         self._asked[member] = (prompt, future)
-        self._arrive()
+        if self._missing <= 0:
+            self._send([member])  # too late for the others
+        else:
+            self._patience = self._patience or loop.call_later(self._plan.timeout / 2, self._send_present)
+            self._arrive()
         return await future
 
     def leave(self, member: int) -> None:
@@ -74,16 +83,25 @@ class FirstTurn:
 
     async def cancel(self) -> None:
         """Cancel what is under way."""
+        if self._patience is not None:
+            self._patience.cancel()
         for request in self._requests:
             request.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
 
     def _arrive(self) -> None:
         self._missing -= 1
-        if self._missing:
-            return
+        if self._missing == 0:
+            self._send(sorted(self._asked))
+
+    def _send_present(self) -> None:
+        if self._missing > 0:
+            self._missing = 0
+            self._send(sorted(self._asked))
+
+    def _send(self, present: list[int]) -> None:
         alike: dict[tuple[bytes, int], list[int]] = {}
-        for member in sorted(self._asked):
+        for member in present:
             prompt, future = self._asked[member]
             if not future.done():
                 alike.setdefault((prompt.tokens.tobytes(), prompt.max_tokens), []).append(member)
@@ -160,16 +178,33 @@ async def run_group(
 async def _compared(environment: Any, group: Group, plan: GroupPlan, report: GroupReport) -> Group | None:
     """Return the group as the environment scores it, None where that failed in every try."""
     for _ in range(plan.retries + 1):
-        try:
-            async with asyncio.timeout(plan.timeout):
-                return await score_group(environment, group)
-        except (RunError, ConfigError, PluginError):
-            raise
-        except TimeoutError as error:
-            _note(report, "timeout", f"score_group: {_timeout_text(plan, error)}", group.task)
-        except Exception as error:
-            _note(report, type(error).__name__, f"score_group: {type(error).__name__}: {error}", group.task)
+        async with _absorbing(plan, report, group.task, "score_group: "):
+            return await score_group(environment, group)
     return None
+
+
+@asynccontextmanager
+async def _absorbing(plan: GroupPlan, report: GroupReport, task: TaskRef, what: str = "") -> AsyncIterator[None]:
+    """Bound the block in time and note its failure, whatever it is; what concerns the whole run passes through.
+
+    Somebody else's code runs inside: it may call `sys.exit`, or leak a cancellation that nobody asked for.
+    """
+    limit = asyncio.timeout(plan.timeout)
+    try:
+        async with limit:
+            yield
+    except (RunError, ConfigError, PluginError):
+        raise  # no other task would fare better
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if current is None or current.cancelling():
+            raise
+        _note(report, "CancelledError", f"{what}CancelledError: something inside cancelled itself", task)
+    except (Exception, SystemExit, GeneratorExit) as error:
+        if limit.expired():
+            _note(report, "timeout", f"{what}no end within {plan.timeout:g} s (rollout.episode_timeout)", task)
+        else:
+            _note(report, type(error).__name__, f"{what}{type(error).__name__}: {error}", task)
 
 
 async def _member(
@@ -198,21 +233,11 @@ async def _member(
             return (await policy.sample(prompt.tokens, params, 1))[0]
 
         try:
-            async with asyncio.timeout(plan.timeout):
+            async with _absorbing(plan, report, task):
                 return await run_episode(environment, task, plan.sessions, tokenizer, ask, plan.limits, stop=plan.stop)
-        except (RunError, ConfigError, PluginError):
-            raise  # no other task would fare better
-        except TimeoutError as error:
-            _note(report, "timeout", _timeout_text(plan, error), task)
-        except Exception as error:
-            _note(report, type(error).__name__, f"{type(error).__name__}: {error}", task)
         finally:
             first.leave(number)
     return None
-
-
-def _timeout_text(plan: GroupPlan, error: TimeoutError) -> str:
-    return f"no end within {plan.timeout:g} s (rollout.episode_timeout) {error}".strip()
 
 
 def _note(report: GroupReport, cause: str, text: str, task: TaskRef) -> None:
