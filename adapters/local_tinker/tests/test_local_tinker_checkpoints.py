@@ -200,7 +200,8 @@ def test_an_expired_checkpoint_is_gone(server: Any, training: Any) -> None:
 
 
 def test_a_crash_in_mid_write_loses_no_checkpoint(tmp_path: Path) -> None:
-    from tinker_atropos_local_tinker.store import Checkpoint, Store
+    from tinker_atropos_local_tinker.records import Checkpoint
+    from tinker_atropos_local_tinker.store import Store
 
     made = Checkpoint("m", "weights", "a", "base", {"rank": 1}, 0, "id", 1.0)
     store = Store(tmp_path)
@@ -215,6 +216,53 @@ def test_a_crash_in_mid_write_loses_no_checkpoint(tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.parent.iterdir()) == ["a"]
     assert float(again.load(made)[0]["w"]) == 1.0
     again.close()
+
+
+DAMAGES = ["", "{", "[]", "{}", '{"name": 1}', "\xff", "[" * 100_000]
+WRONG_FIELDS = ["created", "lora", "user_metadata", "model_id", "unknown"]
+
+
+@pytest.mark.parametrize("content", [*DAMAGES, *WRONG_FIELDS])
+def test_a_damaged_record_is_left_out_of_listings(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tinker_atropos.errors import UserError
+    from tinker_atropos_local_tinker.records import Checkpoint, Run
+    from tinker_atropos_local_tinker.store import Store
+
+    store = Store(tmp_path)
+    made = [Checkpoint("m", "weights", name, "base", {"rank": 1}, 0, "id", 1.0) for name in ("bad", "good")]
+    for checkpoint in made:
+        store.save(checkpoint, {}, {"w": torch.zeros(1)})
+    for name in ("m", "n"):
+        store.add_run(Run(name, "base", {"rank": 1}, 1.0))
+    for path in (store.files(made[0]) / "checkpoint.json", tmp_path / "runs" / "n" / "run.json"):
+        if content in WRONG_FIELDS:
+            content_now = json.dumps({**json.loads(path.read_text()), content: [float("nan")]})
+        else:
+            content_now = content
+        path.write_text(content_now, encoding="latin-1")
+    for _ in range(2):
+        assert [c.path for c in store.checkpoints()] == [made[1].path]
+        assert [run.model_id for run in store.runs()] == ["m"]
+    assert len([r for r in caplog.records if "left out of listings" in r.message]) == 2  # each once
+    with pytest.raises(UserError, match="is damaged"):
+        store.find(made[0].path)
+    store.close()
+
+
+def test_an_adapter_names_a_base_model_that_transformers_loads(
+    server: Any, training: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    from peft import PeftConfig
+    from tinker_atropos_local_tinker.models import loadable_name
+    from transformers import AutoModelForCausalLM
+
+    path = training.save_weights_for_sampler("named").result().path
+    config = PeftConfig.from_pretrained(download_checkpoint(server.url, path, tmp_path))
+    assert AutoModelForCausalLM.from_pretrained(config.base_model_name_or_path).config.vocab_size > 256
+    assert loadable_name("smollm2-135m", tiny_model) == str(tiny_model)
+    assert loadable_name("org/name", tiny_model) == "org/name"
 
 
 def test_the_journal_hashes_what_was_trained_on(server: Any, training: Any, rl_datum: Any) -> None:

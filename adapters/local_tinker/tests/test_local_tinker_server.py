@@ -210,6 +210,17 @@ def test_two_servers_on_one_store_are_refused(server: Any, tiny_model: Path, tmp
         start_local_server(server.store, model=str(tiny_model), log=tmp_path / "log")
 
 
+def test_a_server_says_how_to_connect(tiny_model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tinker_atropos_local_tinker", "--store", str(tmp_path), "--port", "0"]
+    with subprocess.Popen([*command, "--model", str(tiny_model)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("listening on ").strip()
+        line = process.stdout.readline()
+        process.terminate()
+    assert f'tinker.ServiceClient(base_url="{url}", api_key="tml-local")' in line
+    assert "any key that begins with tml- is accepted" in line
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tinker_atropos_local_tinker", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -8,13 +8,13 @@ from tinker_atropos import AdapterSpec, hookimpl
 
 if TYPE_CHECKING:
     from tinker_atropos_local_tinker.download import download_checkpoint
-    from tinker_atropos_local_tinker.launch import LOCAL_API_KEY, LocalServer, start_local_server
-    from tinker_atropos_local_tinker.serving import serve
+    from tinker_atropos_local_tinker.launch import LocalServer, start_local_server
+    from tinker_atropos_local_tinker.serving import LOCAL_API_KEY, serve
 
 __all__ = ["LOCAL_API_KEY", "LocalServer", "adapter_spec", "download_checkpoint", "serve", "start_local_server"]
 
 _HOME = {
-    "LOCAL_API_KEY": "launch",
+    "LOCAL_API_KEY": "serving",
     "LocalServer": "launch",
     "download_checkpoint": "download",
     "serve": "serving",

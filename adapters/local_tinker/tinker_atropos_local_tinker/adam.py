@@ -8,6 +8,8 @@ from typing import Any
 
 from tinker_atropos.errors import UserError
 
+from tinker_atropos_local_tinker.fields import number
+
 
 @dataclass(frozen=True, slots=True)
 class AdamParams:
@@ -29,7 +31,7 @@ def adam_params(fields: Mapping[str, Any]) -> AdamParams:
         raise UserError(
             f"optim_step: unknown setting {unknown[0]!r}; known: {', '.join(AdamParams.__dataclass_fields__)}"
         )
-    return AdamParams(**{name: float(value) for name, value in known.items()})
+    return AdamParams(**{name: number(f"optim_step: {name}", value) for name, value in known.items()})
 
 
 def check_adam(params: AdamParams) -> None:

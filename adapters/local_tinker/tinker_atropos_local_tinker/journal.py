@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tinker_atropos.errors import RunError
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.generic] | Iterable[float] | None
 
 Event = Literal["create_model", "forward_backward", "optim_step", "save_state", "load_state", "save_sampler"]
+
+
+class JournalError(RunError):
+    """A line could not be written, so what it was to tell must not count."""
 
 
 def datum_hash(tokens: Numbers, targets: Numbers, logprobs: Numbers = None, advantages: Numbers = None) -> str:
@@ -52,25 +58,38 @@ class Journal:
             torn = bool(raw) and not raw.endswith(b"\n")
             for line in read_journal(path):
                 self._seq = max(self._seq, int(line["seq"]) + 1)
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)  # a buffer would bring a failed line out with a later one
+        self._end = self._file.seek(0, os.SEEK_END)
+        self._broken = False
         if torn:  # a power cut in mid-line: end that line, so that the next one stands by itself
-            self._file.write(b"\n")
-            self._sync()
+            self._append(b"\n")
 
     def write(self, event: Event, model: str, step: int, **fields: Any) -> None:
-        """Append one line and return once it is on the disk."""
+        """Append one line and return once it is on the disk; raises `JournalError`, and then the line isn't there."""
         line = {"seq": self._seq, "time": time.time(), "event": event, "model": model, "step": step, **fields}
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        self._sync()
+        self._append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
         self._seq += 1
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def _append(self, raw: bytes) -> None:
+        if self._broken:
+            raise JournalError(f"journal {self.path} has a line that could not be taken back; start the server anew")
+        try:
+            left = memoryview(raw)
+            while left:
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            try:
+                self._file.truncate(self._end)
+            except OSError:
+                self._broken = True
+            reason = error.strerror or error
+            raise JournalError(f"journal {self.path} can't be written: {reason}; make room on that disk") from error
+        self._end += len(raw)
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:

@@ -17,9 +17,6 @@ from tinker_atropos.errors import ConfigError, PluginError, TinkerAtroposError, 
 
 from tinker_atropos_local_tinker.serving import QUIET_THREADS
 
-LOCAL_API_KEY = "tml-local"
-"""A key for the SDK, which insists on one that begins with `tml-`. The local server checks none."""
-
 READY = "listening on "
 POLL_SECONDS = 0.05
 STOP_SECONDS = 15.0
@@ -30,7 +27,7 @@ class LocalServer:
 
     def __init__(self, process: subprocess.Popen[str], pipe: int, url: str, store: Path, log: Path) -> None:
         self._process = process
-        self._pipe = pipe
+        self._pipe: int | None = pipe
         self.url = url
         self.pid = process.pid
         self.store = store

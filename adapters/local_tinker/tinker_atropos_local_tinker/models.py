@@ -23,7 +23,7 @@ from tinker_atropos.errors import ConfigError, DataError, near
 
 from tinker_atropos_local_tinker.packaged_models import PackagedModel, Say, catalogue, packaged_folder
 
-__all__ = ["ModelFolder", "PackagedModel", "catalogue", "check_model_name", "resolve_model"]
+__all__ = ["ModelFolder", "PackagedModel", "catalogue", "check_model_name", "loadable_name", "resolve_model"]
 
 T = TypeVar("T")
 
@@ -69,6 +69,11 @@ def resolve_model(name: str, *, say: Say = _say_on_stderr) -> ModelFolder:
     if packaged := _packaged(name):
         return ModelFolder(name, packaged_folder(packaged, say))
     return ModelFolder(name, _hub_folder(name, say))
+
+
+def loadable_name(name: str, path: Path) -> str:
+    """Return what transformers loads the model by on this machine: a hub id as it is, else its folder `path`."""
+    return name if _HUB_ID.fullmatch(name) and not _local_folder(name) else str(path.resolve())
 
 
 def _local_folder(name: str) -> Path | None:

@@ -13,8 +13,10 @@ from aiohttp import web
 from tinker_atropos.errors import UserError
 
 from tinker_atropos_local_tinker.answers import NotFound
+from tinker_atropos_local_tinker.fields import read_json, ttl_seconds
+from tinker_atropos_local_tinker.records import PREFIX, Checkpoint, Run
 from tinker_atropos_local_tinker.service import Service
-from tinker_atropos_local_tinker.store import PEFT_FILES, PREFIX, Checkpoint, Run
+from tinker_atropos_local_tinker.store import PEFT_FILES
 
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 URL_SECONDS = 3600
@@ -60,11 +62,11 @@ class _Rest:
         return web.json_response({"supported_models": [model]})
 
     async def weights_info(self, request: web.Request) -> web.Response:
-        body = await request.json()
+        body, _ = await read_json(request)
         found = await asyncio.to_thread(self._store.find, str(body.get("tinker_path")))
         lora = found.lora
         fields: dict[str, Any] = {"base_model": found.base_model, "is_lora": True, "lora_rank": lora["rank"]}
-        fields.update({key: lora[key] for key in ("train_attn", "train_mlp", "train_unembed")})
+        fields.update({key: lora.get(key, True) for key in ("train_attn", "train_mlp", "train_unembed")})
         return web.json_response(fields)
 
     async def runs(self, request: web.Request) -> web.Response:
@@ -92,9 +94,8 @@ class _Rest:
         return web.Response(status=204)
 
     async def set_ttl(self, request: web.Request) -> web.Response:
-        seconds = (await request.json()).get("ttl_seconds")
-        if seconds is not None and (not isinstance(seconds, int) or seconds <= 0):
-            raise UserError(f"ttl_seconds={seconds!r} is out of range; give a positive number of seconds, or null")
+        body, _ = await read_json(request)
+        seconds = ttl_seconds(body)
         expires = None if seconds is None else time.time() + seconds
         await asyncio.to_thread(self._store.set_expiry, self._find(request), expires)
         return web.Response(status=204)

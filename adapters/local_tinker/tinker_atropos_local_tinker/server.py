@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -15,6 +14,7 @@ from tinker_atropos.errors import UserError
 
 from tinker_atropos_local_tinker import rest
 from tinker_atropos_local_tinker.answers import failure, status_of
+from tinker_atropos_local_tinker.fields import mapping, number, read_json, whole
 from tinker_atropos_local_tinker.futures import LONG_POLL_SECONDS
 from tinker_atropos_local_tinker.service import Service
 from tinker_atropos_local_tinker.wire import MAX_BODY_BYTES, decode_pass
@@ -40,7 +40,7 @@ DYNAMIC_CONFIG = {"sample_cancel_enabled": True}
 
 def make_app(service: Service) -> web.Application:
     """Return the application that serves `service`, and closes it at its end."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_loopback_only, _errors])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, _loopback_only])
     routes = _Routes(service)
     post: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
         "client/config": _constant(CLIENT_CONFIG),
@@ -117,6 +117,9 @@ async def _errors(
             raise
         text = f"{request.method} {request.path} is not served here" if error.status in (404, 405) else error.reason
         return web.json_response({"detail": text}, status=error.status)
+    except (ConnectionError, web.RequestPayloadError) as error:  # the client left, or its body is garbled
+        log.info("%s %s: no whole body came: %s", request.method, request.path, error)
+        return web.json_response({"detail": f"no whole body came: {error}", "category": "user"}, status=400)
     except (KeyError, TypeError, ValueError) as error:
         log.info("%s %s: %r", request.method, request.path, error)
         text = f"the request can't be understood: {type(error).__name__}: {error}"
@@ -136,17 +139,6 @@ def _constant(body: Any) -> Callable[[web.Request], Awaitable[web.Response]]:
     return answer
 
 
-async def _json(request: web.Request) -> tuple[dict[str, Any], bytes]:
-    raw = await request.read()
-    try:
-        body = json.loads(raw)
-    except ValueError as error:
-        raise UserError(f"the body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise UserError(f"the body is no JSON object but {type(body).__name__}")
-    return body, raw
-
-
 def _accepted(request_id: str, model_id: str | None = None) -> web.Response:
     return web.json_response({"request_id": request_id, "model_id": model_id})
 
@@ -156,11 +148,11 @@ class _Routes:
         self._service = service
 
     async def create_session(self, request: web.Request) -> web.Response:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         return web.json_response(self._service.create_session(body))
 
     async def heartbeat(self, request: web.Request) -> web.Response:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         self._service.session(body.get("session_id"))
         return web.json_response({"type": "session_heartbeat"})
 
@@ -169,13 +161,13 @@ class _Routes:
         return web.Response(status=204)
 
     async def create_model(self, request: web.Request) -> web.Response:
-        body, raw = await _json(request)
+        body, raw = await read_json(request)
         return _accepted(self._service.create_model(body, raw))
 
     async def get_info(self, request: web.Request) -> web.Response:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         service = self._service
-        model = service.training.lane(str(body.get("model_id"))).trained()
+        model = service.training.lane(str(body.get("model_id"))).made()
         # The SDK's get_tokenizer reads `model_data`; a folder there keeps it from asking the hub.
         data = {
             "arch": type(service.base.model).__name__,
@@ -199,26 +191,26 @@ class _Routes:
         return _accepted(self._service.run_pass(decoded, raw), decoded.model_id)
 
     async def optim_step(self, request: web.Request) -> web.Response:
-        return _accepted(self._service.optim_step(*await _json(request)))
+        return _accepted(self._service.optim_step(*await read_json(request)))
 
     async def save_weights(self, request: web.Request) -> web.Response:
-        return _accepted(self._service.save("weights", *await _json(request)))
+        return _accepted(self._service.save("weights", *await read_json(request)))
 
     async def save_external(self, request: web.Request) -> web.Response:
-        return _accepted(self._service.save("external_weights", *await _json(request)))
+        return _accepted(self._service.save("external_weights", *await read_json(request)))
 
     async def save_for_sampler(self, request: web.Request) -> web.Response:
-        return _accepted(self._service.save_for_sampler(*await _json(request)))
+        return _accepted(self._service.save_for_sampler(*await read_json(request)))
 
     async def load_weights(self, request: web.Request) -> web.Response:
-        return _accepted(self._service.load(*await _json(request)))
+        return _accepted(self._service.load(*await read_json(request)))
 
     async def create_sampling_session(self, request: web.Request) -> web.Response:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         return web.json_response(await self._service.create_sampling_session(body))
 
     async def join(self, request: web.Request) -> web.Response:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         sampler = self._service.samplers.get(str(body.get("sampling_session_id")))
         sampler.clients += 1
         return web.json_response({"type": "join_sampling_session", "client_counter": sampler.clients})
@@ -234,16 +226,16 @@ class _Routes:
         )
 
     async def asample(self, request: web.Request) -> web.Response:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         return web.json_response(self._service.sample(body))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         self._service.cancel(str(body.get("request_id")))
         return web.Response(status=204)
 
     async def retrieve(self, request: web.Request) -> web.Response:
-        body, _ = await _json(request)
+        body, _ = await read_json(request)
         request_id = str(body.get("request_id"))
         answer = await self._service.futures.wait(request_id)
         if answer is None:
@@ -253,12 +245,13 @@ class _Routes:
         return web.Response(body=answer.body, content_type=answer.content_type)
 
     async def retrieve_any(self, request: web.Request) -> web.Response:
-        body, _ = await _json(request)
-        target = body["target"]
-        sampler = self._service.samplers.get(str(target["sampling_session_id"]))
+        body, _ = await read_json(request)
+        target = mapping(body, "target") or {}
+        sampler = self._service.samplers.get(str(target.get("sampling_session_id")))
         self._service.futures.forget(body.get("retrieved_request_ids") or [])
         wanted = body.get("timeout")
-        seconds = LONG_POLL_SECONDS if wanted is None else min(float(wanted), LONG_POLL_SECONDS)
-        client = sampler.sampler_id, int(target.get("cloned_sampler_id", 0))
-        items, cursor = await self._service.futures.wait_any(client, int(body.get("prev_cursor", 0)), seconds)
+        seconds = LONG_POLL_SECONDS if wanted is None else min(number("timeout", wanted), LONG_POLL_SECONDS)
+        client = sampler.sampler_id, whole("cloned_sampler_id", target.get("cloned_sampler_id", 0))
+        cursor = whole("prev_cursor", body.get("prev_cursor", 0))
+        items, cursor = await self._service.futures.wait_any(client, cursor, seconds)
         return web.json_response({"completions": items, "cursor": cursor})

@@ -22,13 +22,15 @@ from tinker_atropos_local_tinker.adam import adam_params
 from tinker_atropos_local_tinker.answers import Busy, Gone, NotFound
 from tinker_atropos_local_tinker.base_model import BaseModel
 from tinker_atropos_local_tinker.engine import Datum, Engine, TrainedModel, fingerprint
+from tinker_atropos_local_tinker.fields import flag, mapping, metadata, optional_text, text, whole
 from tinker_atropos_local_tinker.futures import PROTO, Answer, FutureTable, failed_answer, json_answer
-from tinker_atropos_local_tinker.journal import Journal, datum_hash
+from tinker_atropos_local_tinker.journal import Event, Journal, JournalError, datum_hash
 from tinker_atropos_local_tinker.merged import Snapshot
+from tinker_atropos_local_tinker.records import Kind, Run
 from tinker_atropos_local_tinker.sampler import Sampler, SampleResult
 from tinker_atropos_local_tinker.samplers import Samplers, SamplingSession
 from tinker_atropos_local_tinker.states import States
-from tinker_atropos_local_tinker.store import Kind, Run, Store
+from tinker_atropos_local_tinker.store import Store
 from tinker_atropos_local_tinker.training import Lane, Training
 from tinker_atropos_local_tinker.wire import MAX_SAMPLES, PassRequest, decode_sample, encode_pass, encode_sample
 
@@ -46,7 +48,7 @@ class Session:
     session_id: str
     created: float
     seen: float
-    user_metadata: dict[str, Any] | None
+    user_metadata: dict[str, str] | None
     display_name: str | None = None
 
 
@@ -81,7 +83,7 @@ class Service:
     def create_session(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Begin a session."""
         session_id, now = str(uuid.uuid4()), time.time()
-        self.sessions[session_id] = Session(session_id, now, now, body.get("user_metadata"), body.get("display_name"))
+        self.sessions[session_id] = Session(session_id, now, now, metadata(body), optional_text(body, "display_name"))
         return {"type": "create_session", "session_id": session_id}
 
     def session(self, session_id: Any) -> Session:
@@ -117,25 +119,27 @@ class Service:
     def create_model(self, body: Mapping[str, Any], raw: bytes) -> str:
         """Make a model with a fresh adapter; returns the request's id."""
         session = self.session(body.get("session_id"))
-        model_id = f"{session.session_id}:train:{int(body['model_seq_id'])}"
+        model_id = f"{session.session_id}:train:{whole('model_seq_id', body.get('model_seq_id'))}"
         self.states.check_base_model(body.get("base_model"))
-        _check_optimizer(body.get("optimizer_config"))
-        config = body.get("lora_config") or {"rank": 32}
+        _check_optimizer(mapping(body, "optimizer_config"))
+        given = mapping(body, "lora_config")
+        config = {"rank": 32} if given is None else given
         seed = config.get("seed")
         if seed is None:
             seed = 0 if self._deterministic else secrets.randbits(32)
-        parts = {key: bool(config.get(key, True)) for key in ("train_attn", "train_mlp", "train_unembed")}
-        spec = lora.LoraSpec(int(config["rank"]), int(seed), **parts)
-        metadata = body.get("user_metadata")
+        parts = {key: flag(config, key, True) for key in ("train_attn", "train_mlp", "train_unembed")}
+        rank = whole("lora_config.rank", config.get("rank"), 1, lora.MAX_RANK)
+        spec = lora.LoraSpec(rank, whole("lora_config.seed", seed, None, None), **parts)
+        noted = metadata(body)
 
         def work(lane: Lane) -> Answer:
-            return self._making(lane, lambda: self._create(lane, spec, metadata))
+            return self._making(lane, lambda: self._create(lane, spec, noted))
 
         return self.training.submit(self.training.open(model_id, session.session_id), 0, raw, work)
 
-    def _create(self, lane: Lane, spec: lora.LoraSpec, metadata: dict[str, str] | None) -> dict[str, Any]:
+    def _create(self, lane: Lane, spec: lora.LoraSpec, noted: dict[str, str] | None) -> dict[str, Any]:
         lane.model = self._engine.create(lane.model_id, spec)
-        self._add_run(lane.model, metadata)
+        self._add_run(lane.model, noted)
         self._journal.write("create_model", lane.model_id, 0)
         return {"type": "create_model", "model_id": lane.model_id}
 
@@ -147,8 +151,17 @@ class Service:
             lane.failure = str(error)
             raise
 
-    def _add_run(self, model: TrainedModel, metadata: dict[str, str] | None) -> None:
-        self.store.add_run(Run(model.model_id, self.base.name, model.spec.as_json(), time.time(), metadata))
+    def _add_run(self, model: TrainedModel, noted: dict[str, str] | None) -> None:
+        self.store.add_run(Run(model.model_id, self.base.name, model.spec.as_json(), time.time(), noted))
+
+    def _record(self, event: Event, lane: Lane, model: TrainedModel, **fields: Any) -> None:
+        """Write down how a model was trained. Where that fails, nothing more is made of it: no step, no checkpoint."""
+        try:
+            self._journal.write(event, model.model_id, model.step, **fields)
+        except JournalError as error:
+            lane.unrecorded = f"{event}: {error}"
+            model.gradients = None
+            raise
 
     def run_pass(self, request: PassRequest, raw: bytes) -> str:
         """Run a forward or forward_backward pass; returns the request's id."""
@@ -159,7 +172,7 @@ class Service:
             result = self._engine.run(model, data, request.loss, request.config, backward=request.backward)
             if request.backward:
                 hashes = [_hash(datum) for datum in data]
-                self._journal.write("forward_backward", model.model_id, model.step, data=hashes, loss=request.loss)
+                self._record("forward_backward", lane, model, data=hashes, loss=request.loss)
             return Answer(encode_pass(result), PROTO)
 
         return self.training.submit(self.training.lane(request.model_id), request.seq_id or None, raw, work)
@@ -171,11 +184,11 @@ class Service:
             if body.get("optimizer_params") is not None:
                 raise UserError("only Adam is served here; pass AdamParams")
             model = lane.trained()
-            metrics = self._engine.optim_step(model, adam_params(body.get("adam_params") or {}))
-            self._journal.write("optim_step", model.model_id, model.step)
+            metrics = self._engine.optim_step(model, adam_params(mapping(body, "adam_params") or {}))
+            self._record("optim_step", lane, model)
             return json_answer({"metrics": metrics})
 
-        return self.training.submit(self.training.lane(_text(body, "model_id")), body.get("seq_id"), raw, work)
+        return self.training.submit(self.training.lane(text(body, "model_id")), body.get("seq_id"), raw, work)
 
     # --- saved states
 
@@ -187,29 +200,29 @@ class Service:
             fields: dict[str, Any] = {"path": saved.path}
             return json_answer({**fields, "size_bytes": saved.size_bytes} if kind == "external_weights" else fields)
 
-        return self.training.submit(self.training.lane(_text(body, "model_id")), body.get("seq_id"), raw, work)
+        return self.training.submit(self.training.lane(text(body, "model_id")), body.get("seq_id"), raw, work)
 
     def load(self, body: Mapping[str, Any], raw: bytes) -> str:
         """Load a saved state into a model, or make a model from it; returns the request's id."""
-        path, optimizer = _text(body, "path"), bool(body.get("optimizer"))
-        metadata = body.get("user_metadata")
+        path, optimizer, noted = text(body, "path"), flag(body, "optimizer", False), metadata(body)
         if body.get("base_model") is not None:
             self.states.check_base_model(body["base_model"])
-        _check_optimizer(body.get("optimizer_config"))
+        _check_optimizer(mapping(body, "optimizer_config"))
         if body.get("session_id") is None:
 
             def work(lane: Lane) -> Answer:
-                lane.model = self.states.load(lane.model_id, path, optimizer, lane.trained())
+                lane.model = self.states.load(lane.model_id, path, optimizer, lane.made())
+                lane.unrecorded = None
                 return json_answer(_loaded(lane, path))
 
-            return self.training.submit(self.training.lane(_text(body, "model_id")), body.get("seq_id"), raw, work)
+            return self.training.submit(self.training.lane(text(body, "model_id")), body.get("seq_id"), raw, work)
         session = self.session(body["session_id"])
-        model_id = f"{session.session_id}:train:{int(body['model_seq_id'])}"
+        model_id = f"{session.session_id}:train:{whole('model_seq_id', body.get('model_seq_id'))}"
 
         def make(lane: Lane) -> Answer:
             def build() -> dict[str, Any]:
                 lane.model = self.states.load(lane.model_id, path, optimizer, None)
-                self._add_run(lane.model, metadata)
+                self._add_run(lane.model, noted)
                 return _loaded(lane, path)
 
             return self._making(lane, build)
@@ -223,12 +236,12 @@ class Service:
         number = body.get("sampling_session_seq_id")
         if number is None:
             return self.save("sampler_weights", body, raw)
-        lane = self.training.lane(_text(body, "model_id"))
+        lane = self.training.lane(text(body, "model_id"))
         session = self.session(lane.session_id)
         kind = body.get("kind", "snapshot")
         if kind not in ("snapshot", "inflight"):
             raise UserError(f"kind {kind!r} is unknown; choose snapshot or inflight")
-        sampler_id = f"{session.session_id}:sample:{int(number)}"
+        sampler_id = f"{session.session_id}:sample:{whole('sampling_session_seq_id', number)}"
 
         def work(lane: Lane) -> Answer:
             model = lane.trained()
@@ -236,7 +249,7 @@ class Service:
             snapshot = Snapshot(key, lora.frozen_copy(model.adapter), model.spec.rank)
             inflight_of = model.model_id if kind == "inflight" else None
             opened = SamplingSession(sampler_id, session.session_id, key, inflight_of=inflight_of)
-            asyncio.run_coroutine_threadsafe(_call(self.samplers.open, opened, snapshot), self._loop).result()
+            asyncio.run_coroutine_threadsafe(_call(self._open_sampler, opened, snapshot), self._loop).result()
             return json_answer({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
 
         # The SDK numbers a repetition's sampler anew; it is the same request all the same, and opens one sampler.
@@ -246,8 +259,9 @@ class Service:
     async def create_sampling_session(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Open a sampler on saved weights or on the base model."""
         session = self.session(body.get("session_id"))
-        sampler_id = f"{session.session_id}:sample:{int(body['sampling_session_seq_id'])}"
-        path = body.get("model_path")
+        number = whole("sampling_session_seq_id", body.get("sampling_session_seq_id"))
+        sampler_id = f"{session.session_id}:sample:{number}"
+        path = optional_text(body, "model_path")
         if sampler_id in self.samplers:
             return {"type": "create_sampling_session", "sampling_session_id": sampler_id}  # sent again
         if path is not None:
@@ -256,15 +270,19 @@ class Service:
         else:
             self.states.check_base_model(body.get("base_model"))
             snapshot = self._base_snapshot
-        self.samplers.open(SamplingSession(sampler_id, session.session_id, snapshot.key, path), snapshot)
+        self._open_sampler(SamplingSession(sampler_id, session.session_id, snapshot.key, path), snapshot)
         return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
+
+    def _open_sampler(self, sampler: SamplingSession, snapshot: Snapshot) -> None:
+        for dropped in self.samplers.open(sampler, snapshot):
+            self.futures.forget_session(dropped)
 
     def sample(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Queue a sampling request; its future is a SampleResponse."""
         sampler = self.samplers.get(body.get("sampling_session_id"))  # type: ignore[arg-type]
         self.session(sampler.session_id)
         seq = body.get("seq_id")
-        seq = secrets.randbits(40) if seq is None else int(seq)
+        seq = secrets.randbits(40) if seq is None else whole("seq_id", seq)
         request_id = f"{sampler.sampler_id}:{seq}"
         count = body.get("num_samples", 1)
         answer = {
@@ -316,13 +334,6 @@ def _loaded(lane: Lane, path: str) -> dict[str, Any]:
 
 async def _call(function: Any, *args: Any) -> None:
     function(*args)
-
-
-def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value:
-        raise UserError(f"the request has no {name!r}")
-    return value
 
 
 def _hash(datum: Datum) -> str:

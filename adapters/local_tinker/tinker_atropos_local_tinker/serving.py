@@ -23,6 +23,9 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PORT = 8123
 BACKLOG = 1024
 
+LOCAL_API_KEY = "tml-local"
+"""A key for the SDK, which insists on one that begins with `tml-`. The local server checks none."""
+
 # Waiting threads of OpenMP spin by default, which on a busy machine takes the cores that the working ones need:
 # 6 tokens a second instead of 87. Both must be set before torch is loaded.
 QUIET_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
@@ -43,9 +46,9 @@ def serve(
 ) -> None:
     """Serve the Tinker API on loopback until SIGTERM or SIGINT.
 
-    Says `listening on http://127.0.0.1:PORT` once requests are answered. `port` 0 takes a free one. `parent_pipe` is a
-    descriptor whose other end the parent holds: the server ends when the parent does. Raises `ConfigError` on a busy
-    port, a store in use, an address beyond loopback or an unknown model.
+    Says `listening on http://127.0.0.1:PORT`, and then how to connect, once requests are answered. `port` 0 takes a
+    free one. `parent_pipe` is a descriptor whose other end the parent holds: the server ends when the parent does.
+    Raises `ConfigError` on a busy port, a store in use, an address beyond loopback or an unknown model.
     """
     if parent_pipe is not None:
         _end_with_parent(parent_pipe)
@@ -105,7 +108,12 @@ async def _serve(
         with contextlib.suppress(ValueError, RuntimeError):  # not the main thread
             loop.add_signal_handler(name, ended.set)
     address, port = listener.getsockname()[:2]
-    say(f"listening on http://{f'[{address}]' if ':' in address else address}:{port}")
+    url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+    say(f"listening on {url}")
+    say(
+        f'connect with tinker.ServiceClient(base_url="{url}", api_key="{LOCAL_API_KEY}"); '
+        f"any key that begins with tml- is accepted on loopback"
+    )
     try:
         await ended.wait()
     finally:

@@ -14,9 +14,12 @@ from tinker_atropos_local_tinker import lora
 from tinker_atropos_local_tinker.answers import NotFound
 from tinker_atropos_local_tinker.base_model import BaseModel
 from tinker_atropos_local_tinker.engine import Engine, TrainedModel, fingerprint
+from tinker_atropos_local_tinker.fields import flag, metadata, optional_text, ttl_seconds
 from tinker_atropos_local_tinker.journal import Event, Journal
 from tinker_atropos_local_tinker.merged import Snapshot
-from tinker_atropos_local_tinker.store import Checkpoint, Kind, Store, check_name
+from tinker_atropos_local_tinker.models import loadable_name
+from tinker_atropos_local_tinker.records import Checkpoint, Kind
+from tinker_atropos_local_tinker.store import Store, check_name
 
 
 class States:
@@ -25,6 +28,7 @@ class States:
     def __init__(self, base: BaseModel, engine: Engine, store: Store, journal: Journal) -> None:
         self.base = base
         self.store = store
+        self._base_reference = loadable_name(base.name, base.path)
         self._engine = engine
         self._journal = journal
 
@@ -32,8 +36,9 @@ class States:
         """Save a model as the request `body` says: `path` (the name), `ttl_seconds`, `overwrite`, `user_metadata`."""
         if body.get("age_encryption_recipients"):
             raise UserError("age_encryption_recipients is not served here; encrypt the files yourself")
-        name = body.get("path") or f"step-{model.step:06d}-{uuid.uuid4().hex[:8]}"
+        name = optional_text(body, "path") or f"step-{model.step:06d}-{uuid.uuid4().hex[:8]}"
         check_name(name)
+        kept = ttl_seconds(body)
         checkpoint = Checkpoint(
             model_id=model.model_id,
             kind=kind,
@@ -43,8 +48,8 @@ class States:
             step=model.step,
             weights_id=fingerprint(model.adapter),
             created=time.time(),
-            expires=_expiry(body.get("ttl_seconds")),
-            user_metadata=body.get("user_metadata"),
+            expires=None if kept is None else time.time() + kept,
+            user_metadata=metadata(body),
         )
         if kind == "sampler_weights":
             try:
@@ -56,10 +61,10 @@ class States:
         event: Event = "save_state" if kind == "weights" else "save_sampler"
         return self.store.save(
             checkpoint,
-            lora.peft_config(self.base.model, list(model.adapter), model.spec.rank, self.base.name),
+            lora.peft_config(self.base.model, list(model.adapter), model.spec.rank, self._base_reference),
             lora.to_peft(model.adapter),
             self._engine.optimizer_tensors(model) if kind == "weights" else None,
-            overwrite=bool(body.get("overwrite")),
+            overwrite=flag(body, "overwrite", False),
             # The line goes first: a checkpoint that could be loaded but isn't in the journal would break the lineage.
             before=lambda: self._journal.write(event, model.model_id, model.step, path=checkpoint.path),
         )
@@ -108,14 +113,6 @@ class States:
         raise UserError(
             f"base model {name!r} is not served here, only {self.base.name!r}; start a server with that model"
         )
-
-
-def _expiry(ttl_seconds: Any) -> float | None:
-    if ttl_seconds is None:
-        return None
-    if not isinstance(ttl_seconds, int) or ttl_seconds <= 0:
-        raise UserError(f"ttl_seconds={ttl_seconds!r} is out of range; give a positive number of seconds, or nothing")
-    return time.time() + ttl_seconds
 
 
 def _describe(spec: lora.LoraSpec) -> str:

@@ -13,63 +13,31 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from tinker_atropos.errors import ConfigError, UserError, near
 
 from tinker_atropos_local_tinker.answers import NotFound
+from tinker_atropos_local_tinker.records import KINDS, PREFIX, Checkpoint, Kind, Run, read_checkpoint, read_run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Kind = Literal["weights", "sampler_weights", "external_weights"]
-KINDS: tuple[Kind, ...] = ("weights", "sampler_weights", "external_weights")
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
-PREFIX = "tinker://"
+
+log = logging.getLogger(__name__)
 
 _DRAFT, _ASIDE = ".tmp-", ".old-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:=+@-]{0,127}")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one model id is. Times are Unix seconds."""
-
-    model_id: str
-    base_model: str
-    lora: dict[str, Any]
-    created: float
-    user_metadata: dict[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Metadata of one saved checkpoint. `step` counts optimiser steps; `weights_id` names the weights' exact bits."""
-
-    model_id: str
-    kind: Kind
-    name: str
-    base_model: str
-    lora: dict[str, Any]
-    step: int
-    weights_id: str
-    created: float
-    expires: float | None = None
-    size_bytes: int = 0
-    user_metadata: dict[str, str] | None = field(default=None)
-
-    @property
-    def path(self) -> str:
-        """Return the `tinker://` path."""
-        return f"{PREFIX}{self.model_id}/{self.kind}/{self.name}"
 
 
 class Store:
@@ -96,6 +64,7 @@ class Store:
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()
+        self._damaged: set[Path] = set()  # logged already
         self._clear_left_overs()
 
     def _clear_left_overs(self) -> None:
@@ -128,24 +97,31 @@ class Store:
     def run(self, model_id: str) -> Run | None:
         """Return what is known of a run, or None."""
         path = self.folder / "runs" / model_id / "run.json"
-        if not _plain(model_id) or not path.is_file():
-            return None
-        return Run(**json.loads(path.read_text()))
+        return read_run(path) if _plain(model_id) and path.is_file() else None
 
     def runs(self) -> list[Run]:
-        """Return every run, newest first."""
-        found = [Run(**json.loads(path.read_text())) for path in self.folder.glob("runs/*/run.json")]
+        """Return every run, newest first; one whose record is damaged is left out."""
+        found = []
+        for path in self.folder.glob("runs/*/run.json"):
+            with self._skipping(path):
+                found.append(read_run(path))
         return sorted(found, key=lambda run: (-run.created, run.model_id))
 
     def checkpoints(self, model_id: str | None = None) -> list[Checkpoint]:
-        """Return the checkpoints, of one run or of all, oldest first; expired ones are deleted on the way."""
+        """Return the checkpoints, of one run or of all, oldest first; expired ones are deleted on the way.
+
+        One whose metadata is damaged is left out.
+        """
         if model_id is not None and not _plain(model_id):
             return []
         found = []
         for path in self.folder.glob(f"runs/{model_id or '*'}/*/*/checkpoint.json"):
-            checkpoint = self._read(path.parent)
-            if checkpoint is not None:
-                found.append(checkpoint)
+            if path.parent.name.startswith((_DRAFT, _ASIDE)):  # being written now
+                continue
+            with self._skipping(path):
+                checkpoint = self._read(path.parent)
+                if checkpoint is not None:
+                    found.append(checkpoint)
         return sorted(found, key=lambda c: (c.created, c.path))
 
     def find(self, tinker_path: str) -> Checkpoint:
@@ -227,16 +203,24 @@ class Store:
 
     def _read(self, folder: Path) -> Checkpoint | None:
         try:
-            checkpoint = Checkpoint(**json.loads((folder / "checkpoint.json").read_text()))
+            checkpoint = read_checkpoint(folder)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, TypeError) as error:
-            raise UserError(f"checkpoint metadata in {folder} is damaged: {error}; delete that folder") from error
         if checkpoint.expires is not None and checkpoint.expires <= time.time():
             with contextlib.suppress(OSError):
                 self.delete(checkpoint)
             return None
         return checkpoint
+
+    @contextlib.contextmanager
+    def _skipping(self, path: Path) -> Iterator[None]:
+        """Log what is damaged, once, instead of failing the whole listing."""
+        try:
+            yield
+        except (UserError, OSError) as error:
+            if path not in self._damaged:
+                self._damaged.add(path)
+                log.warning("left out of listings: %s", error)
 
     @staticmethod
     def _put(draft: Path, final: Path) -> None:

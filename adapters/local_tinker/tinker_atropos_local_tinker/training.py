@@ -14,10 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tinker_atropos.errors import UserError
+from tinker_atropos.errors import TrainerError, UserError
 
 from tinker_atropos_local_tinker.answers import Busy, NotFound
 from tinker_atropos_local_tinker.engine import TrainedModel
+from tinker_atropos_local_tinker.fields import whole
 from tinker_atropos_local_tinker.futures import Answer, FutureTable, failed_answer
 
 log = logging.getLogger(__name__)
@@ -49,12 +50,23 @@ class Lane:
     model: TrainedModel | None = None
     failure: str | None = None
     closed: bool = False
+    unrecorded: str | None = None
 
-    def trained(self) -> TrainedModel:
-        """Return the model; raises `UserError` where making it failed."""
+    def made(self) -> TrainedModel:
+        """Return the model, in whatever state; raises `UserError` where making it failed."""
         if self.model is None:
             raise UserError(f"model {self.model_id} was not made: {self.failure or 'its session has ended'}")
         return self.model
+
+    def trained(self) -> TrainedModel:
+        """Return the model; raises `TrainerError` where `unrecorded` says what the journal lacks of its training."""
+        model = self.made()
+        if self.unrecorded is not None:
+            raise TrainerError(
+                f"model {self.model_id} was trained on something that is not in the journal ({self.unrecorded}); "
+                f"load a saved state (load_state_with_optimizer) to go on"
+            )
+        return model
 
 
 class Training:
@@ -87,7 +99,7 @@ class Training:
 
     def submit(self, lane: Lane, seq: int | None, body: bytes, work: Work) -> str:
         """Take in a request and return its id; raises `UserError` where this number came with another body before."""
-        seq = lane.next_seq + len(lane.waiting) if seq is None else seq
+        seq = lane.next_seq + len(lane.waiting) if seq is None else whole("seq_id", seq)
         request_id = f"{lane.model_id}:{seq}"
         digest = hashlib.blake2b(body, digest_size=16).hexdigest()
         if seq in lane.bodies or seq < lane.next_seq:

@@ -18,6 +18,7 @@ from tinker_atropos_local_tinker.base_model import BaseModel
 from tinker_atropos_local_tinker.decode import SampleParams, TopK
 from tinker_atropos_local_tinker.draw import DrawParams
 from tinker_atropos_local_tinker.engine import Array, Datum, PassResult
+from tinker_atropos_local_tinker.fields import mapping, number, whole
 from tinker_atropos_local_tinker.sampler import SampleResult
 from tinker_atropos_local_tinker.stops import parse_stops
 
@@ -49,6 +50,10 @@ def decode_pass(body: bytes) -> PassRequest:
     """Decode a forward_backward body, zstd-compressed or not: some HTTP servers undo the compression on their own."""
     if body.startswith(ZSTD_MAGIC):
         try:
+            # What a frame says of its own size goes before `max_output_size`, so it is looked at first.
+            stated = zstandard.get_frame_parameters(body).content_size
+            if stated != zstandard.CONTENTSIZE_UNKNOWN and stated > MAX_BODY_BYTES:
+                raise UserError(f"the zstd body is {stated} bytes unpacked; {MAX_BODY_BYTES} is the limit, send less")
             body = zstandard.ZstdDecompressor().decompress(body, max_output_size=MAX_BODY_BYTES)
         except zstandard.ZstdError as error:
             raise UserError(f"the zstd body can't be read: {error}") from error
@@ -130,12 +135,12 @@ def decode_sample(body: Mapping[str, Any], base: BaseModel) -> SampleParams:
         if body.get(name):
             raise UserError(f"{name} is not served locally; leave it out, or use the hosted service")
     prompt = _prompt(body.get("prompt"), base)
-    params = body.get("sampling_params") or {}
+    params = mapping(body, "sampling_params") or {}
     scored = bool(body.get("prompt_logprobs"))
     # The last sampled token is never fed back, so a prompt that fills the context can still be scored.
     left = base.context - len(prompt) + (1 if scored else 0)
     wanted = params.get("max_tokens")
-    max_tokens = left if wanted is None else _integer("max_tokens", wanted, 1, None)
+    max_tokens = left if wanted is None else whole("max_tokens", wanted, 1, None)
     if left < 1 or max_tokens > left:
         asked = f" and max_tokens={wanted}" if wanted is not None else " leave no room to sample and"
         raise UserError(
@@ -146,22 +151,22 @@ def decode_sample(body: Mapping[str, Any], base: BaseModel) -> SampleParams:
     if last_n is not None:
         if not scored:
             raise UserError("prompt_logprobs_last_n needs prompt_logprobs")
-        last_n = _integer("prompt_logprobs_last_n", last_n, 1, len(prompt) - 1)
+        last_n = whole("prompt_logprobs_last_n", last_n, 1, len(prompt) - 1)
     seed = params.get("seed")
     return SampleParams(
         prompt=prompt,
-        samples=_integer("num_samples", body.get("num_samples", 1), 1, MAX_SAMPLES),
+        samples=whole("num_samples", body.get("num_samples", 1), 1, MAX_SAMPLES),
         max_tokens=max_tokens,
         draw=DrawParams(
-            _number("temperature", params.get("temperature", 1.0)),
-            _integer("top_k", params.get("top_k", -1), -1, None),
-            _number("top_p", params.get("top_p", 1.0)),
+            number("temperature", params.get("temperature", 1.0)),
+            whole("top_k", params.get("top_k", -1), -1, None),
+            number("top_p", params.get("top_p", 1.0)),
         ),
         stops=parse_stops(params.get("stop"), base.end_ids, base.vocab),
-        seed=None if seed is None else _integer("seed", seed, None, None),
+        seed=None if seed is None else whole("seed", seed, None, None),
         prompt_logprobs=scored,
-        top_prompt=_integer("topk_prompt_logprobs", body.get("topk_prompt_logprobs", 0), 0, min(MAX_TOP, base.vocab)),
-        top_sampled=_integer("topk_sample_logprobs", body.get("topk_sample_logprobs", 0), 0, min(MAX_TOP, base.vocab)),
+        top_prompt=whole("topk_prompt_logprobs", body.get("topk_prompt_logprobs", 0), 0, min(MAX_TOP, base.vocab)),
+        top_sampled=whole("topk_sample_logprobs", body.get("topk_sample_logprobs", 0), 0, min(MAX_TOP, base.vocab)),
         last_n=last_n,
     )
 
@@ -182,20 +187,6 @@ def _prompt(prompt: Any, base: BaseModel) -> list[int]:
         if not isinstance(token, int) or not 0 <= token < base.vocab:
             raise UserError(f"the prompt has token {token!r}, outside this model's vocabulary of {base.vocab}")
     return tokens
-
-
-def _integer(name: str, value: Any, low: int | None, high: int | None) -> int:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or (low is not None and value < low) or (high is not None and value > high):
-        limits = " ".join(f"{word} {bound}" for word, bound in (("from", low), ("to", high)) if bound is not None)
-        raise UserError(f"{name}={value!r} is out of range; give a whole number {limits}".rstrip())
-    return int(value)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UserError(f"{name}={value!r} is no number")
-    return float(value)
 
 
 def encode_sample(params: SampleParams, result: SampleResult) -> bytes:

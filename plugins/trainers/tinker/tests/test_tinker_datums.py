@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -115,7 +117,6 @@ def test_a_first_token_can_not_be_trained_on() -> None:
 
 
 def test_a_broken_log_probability_is_refused() -> None:
-    broken = segment([1, 2], [False, True])
-    broken.logprobs[1] = np.nan
+    broken = replace(segment([1, 2], [False, True]), logprobs=np.array([0, np.nan], dtype=np.float32))
     with pytest.raises(TrainerError, match="not finite"):
         policy_datum(broken, np.zeros(2, dtype=np.float32), fresh=True)

@@ -80,14 +80,17 @@ def test_quote_says_what_is_spent_where() -> None:
     hosted = quote(HOSTED, None)
     assert hosted.hosted
     assert HOSTED_MODEL in " ".join(hosted.lines)
+    assert "learning rate   8.3e-05" in hosted.lines
     assert not quote(LOCAL, None).hosted
     assert "0.0005" in " ".join(quote(LOCAL, None).lines)
     assert not quote(TinkerConfig(base_url="http://127.0.0.1:1", learning_rate=0), "m").hosted
 
 
 def test_keys_without_effect_are_named_only_when_set() -> None:
-    assert unused(HOSTED) == {}
-    assert set(unused(TinkerConfig(wandb_group="g", tool_call_parser="hermes"))) == {"wandb_group", "tool_call_parser"}
+    assert unused(LOCAL) == {}
+    assert set(unused(HOSTED)) == {"run.deterministic"}  # named by the run where it is set
+    idle = unused(TinkerConfig(local=True, wandb_group="g", tool_call_parser="hermes"))
+    assert set(idle) == {"wandb_group", "tool_call_parser"}
 
 
 def test_default_models() -> None:

@@ -458,8 +458,10 @@ async def test_local_starts_a_server_that_survives_its_death_by_a_rewind(tiny_mo
         os.kill(dead, 9)
         with pytest.raises(UpdateUncertain, match=r"has ended.*local_tinker.log"):
             await trainer.update(batch(samples, [1.0, 0.0, 0.0, 0.0], 1))
-        with pytest.raises(RunError, match="has ended"):
+        with pytest.raises(UpdateUncertain, match="has ended"):
             await sample(policy)
+        with pytest.raises(UpdateUncertain, match="has ended"):
+            await open_policy(replace(ref, uri=checkpoint.weights), made)
         again = await trainer.start(run_spec(made, tiny_model, tmp_path, lineage=1, said=said), checkpoint)
         assert trainer._server.pid != dead
         assert (await take_step(trainer, made, again)).ref.step == 2
@@ -471,6 +473,62 @@ async def test_local_starts_a_server_that_survives_its_death_by_a_rewind(tiny_mo
         assert names == ["final", "step-000001"]
     finally:
         await catalogue.close()
+
+
+@pytest.mark.parametrize("moment", ["sampling", "saving", "checking"])
+async def test_a_local_server_that_ends_at_any_moment_is_a_rewind(
+    moment: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = TinkerConfig(local=True, local_threads=1, lora_rank=4, learning_rate=1e-2)
+    async with started(made, tiny_model, tmp_path) as (trainer, ref):
+        checkpoint = await trainer.save("step-000000")
+        policy = await open_policy((await take_step(trainer, made, ref)).ref, made)
+        assert trainer._server is not None
+        assert trainer._session is not None
+        dead, session = trainer._server.pid, trainer._session[1]
+
+        async def unlisted(*arguments: Any) -> list[str]:
+            os.kill(dead, 9)
+            await asyncio.Event().wait()
+            return []
+
+        monkeypatch.setattr("tinker_atropos_tinker.trainer.unlisted", unlisted)
+        if moment != "checking":
+            os.kill(dead, 9)
+        with pytest.raises(UpdateUncertain, match="has ended"):
+            await (sample(policy, n=64, length=100) if moment == "sampling" else trainer.save("step-000001"))
+        monkeypatch.undo()
+        again = await trainer.start(run_spec(made, tiny_model, tmp_path, lineage=1), checkpoint)
+        assert trainer._server.pid != dead
+        assert session.holder._closed
+        assert (await take_step(trainer, made, again)).ref.step == 1
+
+
+async def test_a_check_without_an_answer_costs_a_warning(
+    server: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    async with started(config(server), tiny_model, tmp_path, said=said) as (trainer, _):
+        monkeypatch.setattr("tinker_atropos_tinker.trainer.VERIFY_SECONDS", 0.05)
+        monkeypatch.setattr("tinker_atropos_tinker.trainer.unlisted", lambda *_: asyncio.Event().wait())
+        assert (await trainer.save("kept")).step == 0
+    assert any("could not be asked for it" in line and "within 0.05 s" in line for line in said)
+
+
+async def test_ratios_beyond_sense_on_stale_samples_are_reported_once_in_some_steps(
+    server: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    made = config(server, learning_rate=0.0)
+    async with started(made, tiny_model, tmp_path, said=said) as (trainer, ref):
+        samples = await sample(await open_policy(ref, made))
+        moved = [replace(s, logprobs=s.logprobs - np.float32(4)) for s in samples]
+        for step in range(3):  # only from the second on is the policy another one
+            await trainer.update(batch(moved, [1.0, 0.0, 0.0, 0.5], step))
+    warned = [line for line in said if "importance ratio" in line]
+    assert len(warned) == 1
+    assert "step 1" in warned[0]
+    assert "reached 54.6" in warned[0]
 
 
 async def test_local_checkpoints_of_a_run_that_has_none(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tinker_atropos_tinker.update_metrics import (
     to_probe,
     update_metrics,
 )
+from tinker_atropos_tinker.update_warnings import ratio_warning
 
 
 def datum(logprobs: list[float], advantages: list[float], mask: list[bool], *, fresh: bool = True) -> PolicyDatum:
@@ -77,3 +78,12 @@ def test_an_answer_of_another_shape_is_refused() -> None:
 def test_the_gradient_norm_is_taken_where_it_is_reported() -> None:
     assert grad_norm({"unclipped_grad_l2:mean": 2.0, "x:sum": 1.0}) == {"train/grad_norm": 2.0}
     assert grad_norm({}) == {}
+
+
+def test_a_large_ratio_on_stale_samples_names_the_figures_and_the_ways_on() -> None:
+    said = ratio_warning(7, {"train/ratio_max": 331.0, "train/grad_norm": 8298.0}, 5e-4, stale=True)
+    assert said is not None
+    for part in ("step 7", "331", "8.3e+03", "rollout.max_staleness=0", "tinker.learning_rate (now 0.0005)"):
+        assert part in said
+    assert ratio_warning(7, {"train/ratio_max": 331.0}, 5e-4, stale=False) is None
+    assert ratio_warning(7, {"train/ratio_max": 19.0}, 5e-4, stale=True) is None

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_atropos.errors import CheckpointError, ConfigError, near
 from tinker_atropos.trainer import CheckpointInfo
 
 from tinker_atropos_tinker.config import TinkerConfig
 from tinker_atropos_tinker.download import download_external, download_state, refuse_target
-from tinker_atropos_tinker.local import LocalServer, local_store, start_local, stop_local, stored_model
-from tinker_atropos_tinker.service import PATH, Address, address, rest_client
+from tinker_atropos_tinker.local import LocalServer, local_store, refuse_dead, start_local, stop_local, stored_model
+from tinker_atropos_tinker.service import PATH, Address, address, answer, rest_client
 from tinker_atropos_tinker.service_errors import checkpoint_error
+from tinker_atropos_tinker.service_log import LOGGER, Reporter
 
 if TYPE_CHECKING:
     import tinker
+
+T = TypeVar("T")
 
 PAGE = 100
 KINDS = {"training": "state", "sampler": "weights", "external": "external"}
@@ -43,7 +46,7 @@ async def open_catalogue(config: TinkerConfig, folder: Path | None) -> TinkerCat
 
 async def _connected(where: Address) -> tinker.RestClient:
     try:
-        return await rest_client(where)
+        return await answer(rest_client(where), "the service's catalogue")
     except Exception as error:
         raise checkpoint_error(error, "the Tinker service could not be asked") from error
 
@@ -53,6 +56,7 @@ class TinkerCatalogue:
 
     def __init__(self, rest: tinker.RestClient, where: Address, server: LocalServer | None = None) -> None:
         self._rest, self._where, self._server = rest, where, server
+        self._reporter = Reporter(LOGGER.warning)
 
     async def list(self) -> Sequence[CheckpointInfo]:
         """Return all checkpoints, newest first."""
@@ -79,13 +83,17 @@ class TinkerCatalogue:
         refuse_target(to)
         entry = await self.info(uri)
         if entry.kind == "external":
-            return await download_external(self._where, uri, to)
-        return await download_state(self._where, uri if entry.kind == "state" else await self._state_of(uri), to)
+            return await self._told(download_external(self._where, uri, to), f"the download of {uri}")
+        state = uri if entry.kind == "state" else await self._state_of(uri)
+        return await self._told(download_state(self._where, state, to), f"the download of {state}")
 
     async def close(self) -> None:
         """Stop the server that was started for this, if one was."""
         if self._server is not None:
             stop_local(self._server)
+
+    async def _told(self, awaitable: Awaitable[T], stage: str) -> T:
+        return await self._reporter.told(awaitable, stage, lambda: refuse_dead(self._where.url))
 
     async def _state_of(self, uri: str) -> str:
         """Return the training state that has the weights of these sampler weights: one name, run and step.
@@ -109,7 +117,7 @@ class TinkerCatalogue:
 async def _all_checkpoints(rest: tinker.RestClient) -> list[Any]:
     found: list[Any] = []
     while True:
-        page = await rest.list_user_checkpoints(limit=PAGE, offset=len(found))
+        page = await answer(rest.list_user_checkpoints(limit=PAGE, offset=len(found)), "the list of checkpoints")
         found.extend(page.checkpoints)
         total = page.cursor.total_count if page.cursor is not None else len(found)
         if not page.checkpoints or len(found) >= total:
@@ -119,7 +127,7 @@ async def _all_checkpoints(rest: tinker.RestClient) -> list[Any]:
 async def _all_runs(rest: tinker.RestClient) -> list[Any]:
     found: list[Any] = []
     while True:
-        page = await rest.list_training_runs(limit=PAGE, offset=len(found))
+        page = await answer(rest.list_training_runs(limit=PAGE, offset=len(found)), "the list of training runs")
         found.extend(page.training_runs)
         if not page.training_runs or len(found) >= page.cursor.total_count:
             return found

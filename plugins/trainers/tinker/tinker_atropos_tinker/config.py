@@ -46,7 +46,12 @@ class TinkerConfig(TrainerConfig):
     eps: float = Field(1e-8, gt=0, allow_inf_nan=False, description="AdamW: added to the denominator")
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="AdamW: decoupled weight decay")
     grad_clip_norm: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="largest global gradient norm; 0: no clipping"
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        # Losses here are sums over tokens, with norms of 10 to 10,000. The 1 that is usual with losses that are means
+        # would scale every batch to one length, and whatever is sound depends on the batch; so choose by the metric.
+        description="largest global gradient norm, by train/grad_norm (losses are sums: 10 to 10,000); 0: none",
     )
     checkpoint_ttl_seconds: int | None = Field(
         None,

@@ -7,6 +7,7 @@ external weights for an hour, fetched through signed addresses, and that copy is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 import urllib.error
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_atropos.errors import CheckpointError, UserError
 
 from tinker_atropos_tinker.config import is_loopback
-from tinker_atropos_tinker.service import Address, new_service, rest_client
+from tinker_atropos_tinker.service import Address, answer, new_service, rest_client
 from tinker_atropos_tinker.service_errors import checkpoint_error
 from tinker_atropos_tinker.service_log import LOGGER
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import tinker
 
 COPY_SECONDS = 3600
+CLOSE_SECONDS = 10.0
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -60,7 +62,8 @@ async def download_state(where: Address, path: str, to: Path) -> Path:
     except Exception as error:
         raise checkpoint_error(error, f"{path} could not be downloaded") from error
     finally:
-        await service.close(status)
+        with contextlib.suppress(Exception):  # a session that can't be closed ends by itself
+            await answer(service.close(status), "closing the session", CLOSE_SECONDS)
 
 
 async def download_model(where: Address, client: tinker.TrainingClient, to: Path) -> Path:
@@ -72,7 +75,7 @@ async def download_model(where: Address, client: tinker.TrainingClient, to: Path
         return await download_external(where, saved.path, to, renew=True)
     finally:
         try:
-            await rest.delete_checkpoint_from_tinker_path(saved.path)
+            await answer(rest.delete_checkpoint_from_tinker_path(saved.path), "deleting the copy")
         except Exception as error:
             LOGGER.warning("the copy %s could not be deleted (%s); it expires within the hour", saved.path, error)
 
@@ -86,9 +89,9 @@ async def download_external(where: Address, path: str, to: Path, *, renew: bool 
     rest = await rest_client(where)
 
     async def sign() -> Any:
-        signed = await rest.get_external_weights_urls(path)
+        signed = await answer(rest.get_external_weights_urls(path), f"the files of {path}")
         if renew:
-            await rest.set_checkpoint_ttl_from_tinker_path(path, COPY_SECONDS)
+            await answer(rest.set_checkpoint_ttl_from_tinker_path(path, COPY_SECONDS), f"the end of {path}")
         return signed
 
     signed = await sign()

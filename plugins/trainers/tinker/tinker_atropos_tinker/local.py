@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from tinker_atropos.errors import CheckpointError, PluginError, TrainerError
+from tinker_atropos.errors import CheckpointError, PluginError, UpdateUncertain
 from tinker_atropos.registry import Registry, normal
 
 ADAPTER = "local_tinker"
@@ -118,10 +118,16 @@ _servers: dict[str, tuple[LocalServer, Path]] = {}
 
 
 def refuse_dead(url: str | None) -> None:
-    """Raise `TrainerError` where the server at `url` was started here and has ended: the SDK would wait for hours."""
+    """Raise `UpdateUncertain` where the server at `url` was started here and has ended: the SDK would wait for hours.
+
+    The weights in training ended with it, whatever it was doing: the way on is a new server and the last manifest.
+    """
     server, log = _servers.get(url or "", (None, None))
     if server is not None and not server.alive:
-        raise TrainerError(f"the local Tinker server (process {server.pid}) has ended; its log is {log}")
+        raise UpdateUncertain(
+            f"the local Tinker server (process {server.pid}) has ended (log {log}); where memory ran out, a smaller "
+            "env.batch_size or env.max_token_length needs less"
+        )
 
 
 def stop_local(server: LocalServer) -> None:

@@ -23,12 +23,18 @@ async def open_policy(ref: PolicyRef, config: TinkerConfig) -> TinkerPolicy:
     """Open the policy that a reference names, in any process. Raises `PolicyUnavailable` if it can't be had now."""
     try:
         where = address(config, ref.endpoint)
-        client = await open_sampler(ref, where)
-        context = await context_length(where, client.get_base_model())
-        return TinkerPolicy(ref, client, context, Reporter(LOGGER.warning), local=config.local)
+        reporter = Reporter(LOGGER.warning)
+
+        async def opened() -> TinkerPolicy:
+            client = await open_sampler(ref, where)
+            context = await context_length(where, client.get_base_model())
+            return TinkerPolicy(ref, client, context, reporter, local=config.local)
+
+        return await reporter.told(opened(), f"the policy of step {ref.step}", lambda: refuse_dead(ref.endpoint))
     except TinkerAtroposError:
         raise
     except Exception as error:
+        refuse_dead(ref.endpoint)
         raise sampling_error(error) from error
 
 
@@ -61,7 +67,10 @@ class TinkerPolicy:
         return self._tokenizer
 
     async def sample(self, prompt: IntArray, params: SamplingParams, n: int) -> list[Sample]:
-        """Return `n` samples of `prompt int32[T]`; a cancellation reaches the service."""
+        """Return `n` samples of `prompt int32[T]`; a cancellation reaches the service.
+
+        Raises `UpdateUncertain` where the local server of the run has ended: with it the weights in training.
+        """
         if len(prompt) == 0:
             raise DataError("the prompt has no tokens; a policy samples after one token at least")
         tinker_params = sampling_params(params)
@@ -69,6 +78,7 @@ class TinkerPolicy:
             request = self._client.sample(sdk().ModelInput.from_ints(prompt.tolist()), n, tinker_params)
             response = await self._told(request, "samples")
         except Exception as error:
+            refuse_dead(self.ref.endpoint)
             raise sampling_error(error) from error
         if len(response.sequences) != n:
             raise PolicyUnavailable(f"asked for {n} samples, the service returned {len(response.sequences)}")
@@ -82,6 +92,7 @@ class TinkerPolicy:
             request = self._client.compute_logprobs(sdk().ModelInput.from_ints(tokens.tolist()))
             values = await self._told(request, "log-probabilities")
         except Exception as error:
+            refuse_dead(self.ref.endpoint)
             raise sampling_error(error) from error
         if values is None or len(values) != len(tokens):
             got = "none" if values is None else len(values)

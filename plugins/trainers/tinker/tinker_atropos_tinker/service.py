@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tinker_atropos.errors import ConfigError, RunError, TrainerError, near
 from tinker_atropos.trajectory import PolicyRef
@@ -31,6 +33,9 @@ PATH = "tinker://"
 """Begins the uri of a policy whose weights were saved."""
 
 CONNECT_SECONDS = 10.0
+
+ANSWER_SECONDS = 60.0
+"""How long a question to the service's catalogue may take, with the SDK's own retries."""
 
 _NO_KEY = "tml-none"  # a server on this machine may ask for none, but the SDK will not send a request without
 
@@ -98,18 +103,55 @@ async def off_loop(call: Callable[[], T]) -> T:
     return await answer
 
 
-async def refuse_silence(url: str) -> None:
-    """Raise `TrainerError` where nothing listens at an address of this machine; the SDK would try on."""
+async def answer(request: Awaitable[T], what: str, seconds: float | None = None) -> T:
+    """Await an answer of the catalogue for `ANSWER_SECONDS` at most; raises `TimeoutError` that names the question."""
+    seconds = ANSWER_SECONDS if seconds is None else seconds
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await request
+    except TimeoutError as error:
+        if limit.expired():
+            raise TimeoutError(f"{what}: no answer from the service within {seconds:g} s") from error
+        raise
+
+
+async def refuse_unreachable(where: Address) -> None:
+    """Raise `TrainerError` with the cause where no connection to a service comes about; the SDK would try on.
+
+    Whatever answers there will do. Where a proxy leads to it, its name need not resolve here, so nothing is checked.
+    """
+    url = await off_loop(_hosted_url) if where.url is None else where.url
     parts = urlsplit(url)
+    here, proxies = is_loopback(url), getproxies()
+    if not here and (proxies.get(parts.scheme) or proxies.get("all")):
+        return
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+            await off_loop(lambda: _knock(host, port))
     except OSError as error:
+        cause = error.strerror or str(error) or f"no connection within {CONNECT_SECONDS:g} s"
+        if here:
+            way_on = "start the server there, correct tinker.base_url or TINKER_BASE_URL, or use --local"
+            raise TrainerError(f"nothing answers at {url} ({cause}); {way_on}") from error
         raise TrainerError(
-            f"nothing answers at {url} ({error.strerror or error}); start the server there, correct tinker.base_url, "
-            "or use --local"
+            f"the Tinker service at {url} can't be reached ({cause}): check the network, set HTTPS_PROXY where a proxy "
+            "leads out, name another server with TINKER_BASE_URL, or train on this machine with --local"
         ) from error
-    writer.close()
+
+
+def _hosted_url() -> str:
+    sdk()
+    from tinker.lib.base_url import resolve_base_url
+
+    return str(resolve_base_url())
+
+
+def _knock(host: str, port: int) -> None:
+    """Connect to one of the addresses of a host, with an equal share of the time for each."""
+    ways = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    socket.create_connection((host, port), timeout=CONNECT_SECONDS / len(ways)).close()
 
 
 async def new_service(where: Address, run: str | None = None) -> tinker.ServiceClient:
@@ -151,8 +193,20 @@ async def forget_service(where: Address) -> None:
         await service.close("success")
 
 
+def abandon_service(where: Address, service: tinker.ServiceClient) -> None:
+    """Let go of the sessions at a service that is gone, asking it nothing: neither heartbeats nor retries are left."""
+    _models.pop(where, None)
+    for session in (service, _services.pop(where, None)):
+        if session is not None:
+            session.holder.close()
+
+
 async def rest_client(where: Address) -> tinker.RestClient:
-    """Return a client of the service's catalogue, which needs no session."""
+    """Return a client of the service's catalogue, which needs no session.
+
+    The SDK connects for the first one under a lock of the whole process, for minutes where nothing is: so ask first.
+    """
+    await refuse_unreachable(where)
     return await off_loop(lambda: sdk().RestClient(base_url=where.url, api_key=where.key))
 
 
@@ -162,9 +216,24 @@ _models: dict[Address, dict[str, Any]] = {}
 async def models(where: Address) -> dict[str, Any]:
     """Return what the service says of each model it has, by name; asked once."""
     if where not in _models:
-        capabilities = await (await rest_client(where)).get_server_capabilities()
+        rest = await answer(rest_client(where), "the service's catalogue")
+        capabilities = await answer(rest.get_server_capabilities(), "the list of models")
         _models[where] = {entry.model_name: entry for entry in capabilities.supported_models if entry.model_name}
     return _models[where]
+
+
+async def unlisted(where: Address, paths: list[str]) -> list[str]:
+    """Return which checkpoints of one training run the service does not list, asked again after 1 and 3 s."""
+    rest = await rest_client(where)
+    run = paths[0].removeprefix(PATH).split("/")[0]
+    absent = paths
+    for patience in (0.0, 1.0, 3.0):
+        await asyncio.sleep(patience)
+        listed = {entry.tinker_path for entry in (await rest.list_checkpoints(run)).checkpoints}
+        absent = [path for path in paths if path not in listed]
+        if not absent:
+            break
+    return absent
 
 
 async def check_model(where: Address, model: str) -> None:

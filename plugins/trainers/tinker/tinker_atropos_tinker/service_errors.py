@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 from tinker_atropos.errors import (
@@ -76,7 +75,7 @@ def brief(error: BaseException) -> str:
     """Return one line on an exception: its status and what the service said."""
     text = _SDK_TAIL.sub("", " ".join((str(error) or type(error).__name__).split()))
     status = status_of(error)
-    if isinstance(error, asyncio.TimeoutError):
+    if isinstance(error, TimeoutError) and not str(error):
         text = "timed out"
     head = f"HTTP {status}, " if status is not None and str(status) not in text else ""
     return f"{head}{text}"[:500]

@@ -16,7 +16,7 @@ from tinker_atropos.errors import CheckpointError, TinkerAtroposError, TrainerEr
 from tinker_atropos.trainer import Checkpoint, RunSpec, Update
 from tinker_atropos.trajectory import Batch, FloatArray, PolicyRef
 
-from tinker_atropos_tinker.config import TinkerConfig, is_loopback
+from tinker_atropos_tinker.config import TinkerConfig
 from tinker_atropos_tinker.datums import TrainingData, to_tinker, training_data
 from tinker_atropos_tinker.download import download_model, download_state, refuse_target
 from tinker_atropos_tinker.learning_rate import learning_rate
@@ -24,18 +24,21 @@ from tinker_atropos_tinker.local import LocalServer, refuse_dead, start_local, s
 from tinker_atropos_tinker.preflight import default_model
 from tinker_atropos_tinker.service import (
     Address,
+    abandon_service,
     address,
+    answer,
     check_model,
     forget_service,
     new_service,
-    refuse_silence,
-    rest_client,
+    refuse_unreachable,
     sampler_uri,
     sdk,
+    unlisted,
 )
 from tinker_atropos_tinker.service_errors import brief, checkpoint_error, is_refusal, trainer_error
 from tinker_atropos_tinker.service_log import LOGGER, Reporter, forward_warnings, watch_queue, watch_retries
 from tinker_atropos_tinker.update_metrics import grad_norm, to_probe, update_metrics
+from tinker_atropos_tinker.update_warnings import RATIO_QUIET_STEPS, mismatch_warning, ratio_warning
 
 if TYPE_CHECKING:
     import tinker
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CLOSE_SECONDS = 10.0
+VERIFY_SECONDS = 10.0
 
 PROBES = 4
 """Segments that are scored by sampler and trainer alike in a step whose trajectories are all stale."""
@@ -61,6 +65,7 @@ class _Running:
     saved: dict[int, Checkpoint]
     attempts: dict[str, int]
     doubt: str | None = None
+    ratio_quiet_until: int = 0
 
 
 class TinkerTrainer:
@@ -134,7 +139,10 @@ class TinkerTrainer:
         return update
 
     async def save(self, name: str) -> Checkpoint:
-        """Save resumable state and sampler weights; a name that this run has used gets a number behind it."""
+        """Save resumable state and sampler weights; a name that this run has used gets a number behind it.
+
+        Raises `UpdateUncertain` where the local server has ended: then the weights are gone, and the run must rewind.
+        """
         now = self._running()
         known = now.saved.get(now.step)
         if known is not None and known.name == name:
@@ -143,15 +151,20 @@ class TinkerTrainer:
         unique = name if now.attempts[name] == 1 else f"{name}-{now.attempts[name]}"
         ttl = self.config.checkpoint_ttl_seconds
         notes = {"run": now.spec.name, "lineage": str(now.spec.lineage), "step": str(now.step)}
+        sent: list[Any] = []
         try:
-            state = now.client.save_state(unique, ttl_seconds=ttl, user_metadata=notes)
-            weights = now.client.save_weights_for_sampler(unique, ttl_seconds=ttl, user_metadata=notes)
+            sent.append(now.client.save_state(unique, ttl_seconds=ttl, user_metadata=notes))
+            sent.append(now.client.save_weights_for_sampler(unique, ttl_seconds=ttl, user_metadata=notes))
             paths = [
-                (await self._told(state, f"saving the state {unique}")).path,
-                (await self._told(weights, f"saving the sampler weights {unique}")).path,
+                (await self._told(sent[0], f"saving the state {unique}")).path,
+                (await self._told(sent[1], f"saving the sampler weights {unique}")).path,
             ]
         except Exception as error:
+            self._refuse_dead()
             raise checkpoint_error(error, f"checkpoint {unique} could not be saved") from error
+        finally:
+            for request in sent:
+                request.future().cancel()
         await self._verify(now, paths)
         checkpoint = Checkpoint(name=name, step=now.step, state=paths[0], weights=paths[1])
         now.saved[now.step] = checkpoint
@@ -214,8 +227,7 @@ class TinkerTrainer:
             )
             self._server = await self._told(starting, "the local Tinker server")
         where = address(self.config, None if self._server is None else self._server.url)
-        if where.url is not None and is_loopback(where.url):
-            await refuse_silence(where.url)
+        await refuse_unreachable(where)
         return where
 
     async def _training_client(
@@ -235,6 +247,7 @@ class TinkerTrainer:
         rate = learning_rate(self.config, now.model)
         stage = "sending the batch"
         sent: list[Any] = []
+        probes: dict[int, Any] = {}
         try:
             began = time.monotonic()
             # All three before any reply: the service works them off in this order without a round trip in between.
@@ -263,12 +276,14 @@ class TinkerTrainer:
         finally:
             for request in sent:  # where one failed, the others may wait for it for ever
                 request.future().cancel()
+            for probe in probes.values():
+                probe.future().cancel()
         metrics |= grad_norm(step.metrics or {})
         metrics["train/learning_rate"] = rate
         metrics["time/forward_backward"] = forward_seconds
         metrics["time/optim_step"] = step_seconds
         metrics["time/save_weights"] = save_seconds
-        self._warn_of_mismatch(now, metrics)
+        self._warn(now, metrics, rate, stale=not all(datum.fresh for datum in data.datums))
         return Update(self._adopt(now, sampler, now.step + 1), metrics, data.advantages)
 
     def _probe(self, now: _Running, data: TrainingData) -> dict[int, Any]:
@@ -320,29 +335,25 @@ class TinkerTrainer:
         now.samplers[ref] = sampler
         return ref
 
-    def _warn_of_mismatch(self, now: _Running, metrics: dict[str, float]) -> None:
-        mismatch = metrics.get("train/logprob_mismatch_mean", 0.0)
-        if mismatch > self.config.logprob_mismatch_warning:
-            now.spec.say(
-                f"step {now.step}: sampler and trainer disagree by {mismatch:.3g} nats a token on average (at most "
-                f"{metrics['train/logprob_mismatch_max']:.3g}), over tinker.logprob_mismatch_warning="
-                f"{self.config.logprob_mismatch_warning:g}; the updates are biased by that much"
-            )
+    def _warn(self, now: _Running, metrics: dict[str, float], rate: float, *, stale: bool) -> None:
+        if mismatch := mismatch_warning(now.step, metrics, self.config.logprob_mismatch_warning):
+            now.spec.say(mismatch)
+        ratio = ratio_warning(now.step, metrics, rate, stale=stale)
+        if ratio and now.step >= now.ratio_quiet_until:
+            now.ratio_quiet_until = now.step + RATIO_QUIET_STEPS
+            now.spec.say(ratio)
 
     async def _verify(self, now: _Running, paths: list[str]) -> None:
         """Say so where the service has acknowledged a checkpoint and does not list it."""
         try:
-            rest = await rest_client(now.where)
-            run = paths[0].removeprefix("tinker://").split("/")[0]
-            for patience in (0.0, 1.0, 3.0):
-                await asyncio.sleep(patience)
-                listed = {entry.tinker_path for entry in (await rest.list_checkpoints(run)).checkpoints}
-                absent = [path for path in paths if path not in listed]
-                if not absent:
-                    return
-            now.spec.say(f"warning: the service acknowledged {absent[0]} but does not list it yet")
+            asked = answer(unlisted(now.where, paths), "the list of checkpoints", VERIFY_SECONDS)
+            absent = await self._told(asked, "the service's list of checkpoints")
         except Exception as error:
+            self._refuse_dead()
             now.spec.say(f"warning: the service acknowledged {paths[0]} but could not be asked for it ({brief(error)})")
+            return
+        if absent:
+            now.spec.say(f"warning: the service acknowledged {absent[0]} but does not list it yet")
 
     def _serving(self) -> bool:
         return self._server is None or self._server.alive
@@ -363,16 +374,21 @@ class TinkerTrainer:
 
     async def _told(self, awaitable: Awaitable[T], stage: str) -> T:
         assert self._reporter is not None
-        url = None if self._server is None else self._server.url
-        return await self._reporter.told(awaitable, stage, lambda: refuse_dead(url))
+        return await self._reporter.told(awaitable, stage, self._refuse_dead)
+
+    def _refuse_dead(self) -> None:
+        refuse_dead(None if self._server is None else self._server.url)
 
     async def _drop_run(self) -> None:
         """Leave the current session, if there is one; what can't be reached within seconds is left to its time-out."""
         now, self._now = self._now, None
         session, self._session = self._session, None
-        if session is None or not self._serving():
+        if session is None:
             return
         where, service = session
+        if not self._serving():
+            abandon_service(where, service)
+            return
         status = "success" if now is not None and now.doubt is None else "errored"
         closing: list[Callable[[], Awaitable[Any]]] = [lambda: service.close(status)]
         if self.config.local:
@@ -398,5 +414,5 @@ def _refuse_broken(loss: float, step: int, rate: float) -> None:
     if not math.isfinite(loss):
         raise TrainerError(
             f"the loss of step {step} is {loss}, so the weights after it are useless; lower tinker.learning_rate (now "
-            f"{rate:g}) or set tinker.grad_clip_norm=1"
+            f"{rate:g}) or set tinker.grad_clip_norm to what train/grad_norm was before"
         )
