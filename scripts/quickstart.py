@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,18 +26,37 @@ def main() -> int:
     arguments = parser.parse_args()
 
     started = time.time()
-    name = time.strftime("quickstart-%Y%m%d-%H%M%S")
+    options, metrics = plan(arguments.options)
     program = str(Path(sys.executable).with_name("tinker-atropos"))
-    command = [program, "run", "-c", "configs/quickstart.yaml", "--local"]
+    command = [program, "run", "-c", "configs/quickstart.yaml", "--local", *options]
     # A handler, unlike SIG_IGN, is not inherited: Ctrl-C reaches the run, which saves a checkpoint, while we wait.
     signal.signal(signal.SIGINT, lambda *_: None)
-    code = subprocess.run([*command, "--name", name, *arguments.options], cwd=ROOT, check=False).returncode
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
     ended = time.time()
-    if code == 0:
-        if shutil.which("tinker-atropos") is None:
-            print(f"these commands are in {Path(sys.executable).parent}")
-        print(time_split(ROOT / "runs" / name / "metrics.jsonl", arguments.began, started, ended))
+    if code == 0 and metrics is not None and metrics.is_file():
+        print(time_split(metrics, arguments.began, started, ended))
     return code
+
+
+def plan(options: Sequence[str]) -> tuple[list[str], Path | None]:
+    """Return the options with a name for the run, and where its metrics will be; None where it does not begin one."""
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    known.add_argument("--name")
+    known.add_argument("--output")
+    known.add_argument("--set", action="append", default=[])
+    known.add_argument("--dry-run", action="store_true")
+    known.add_argument("--resume", action="store_true")
+    asked, _ = known.parse_known_args([*options])
+    settings = dict(text.partition("=")[::2] for text in asked.set)
+    name = asked.name or settings.get("run.name")
+    named = [*options]
+    if name is None and not asked.resume:
+        name = f"{time.strftime('quickstart-%Y%m%d-%H%M%S')}-{os.getpid()}"
+        named += ["--name", name]
+    if name is None or asked.dry_run or asked.resume:
+        return named, None
+    output = asked.output or settings.get("run.output") or "runs"
+    return named, ROOT / Path(output).expanduser() / name / "metrics.jsonl"
 
 
 def time_split(metrics: Path, began: float, started: float, ended: float) -> str:

@@ -107,7 +107,9 @@ def test_downloaded_weights_are_the_policy_that_was_served(tiny_model, environme
     ran = tinker_atropos(*flags(tiny_model, environment_file, "short"), cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     weights = next(line for line in ran.stdout.splitlines() if line.startswith("weights ")).removeprefix("weights ")
-    commands = [line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("  tinker-atropos ")]
+    commands = [
+        line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("  ") and "tinker-atropos " in line
+    ]
     assert [command[0] for command in commands] == ["checkpoint", "checkpoint", "run"]
     downloaded = tinker_atropos(*commands[0], cwd=tmp_path)
     assert downloaded.returncode == 0, downloaded.stderr

@@ -10,7 +10,7 @@ README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encodi
 
 
 def test_the_first_own_reward_trains(tinker_atropos, tiny_model, tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (code,) = re.findall(r"```python\n(# my_env\.py\n.*?)```", README, re.DOTALL)
     (tmp_path / "my_env.py").write_text(code)
     (command,) = re.findall(r"```sh\n(tinker-atropos run --env \./my_env\.py:env .*?)```", README, re.DOTALL)
     arguments = shlex.split(command.replace("\\\n", " "))[1:]

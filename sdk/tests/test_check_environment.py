@@ -164,7 +164,7 @@ def test_each_planted_violation_is_caught_with_its_message(case: str) -> None:
 def test_a_call_that_hangs_is_named() -> None:
     text = violation(broken(step=hangs), timeout=0.05)
     assert begins(text, messages.HUNG)
-    assert "step() did not return within 0.05 s (task train/0)" in text
+    assert "step() did not return within 0.05 s (task train/0, completion '')" in text
 
 
 def test_a_specification_that_makes_another_environment_each_time_is_caught() -> None:
@@ -178,7 +178,24 @@ def test_a_specification_that_makes_another_environment_each_time_is_caught() ->
 def test_a_judge_that_is_not_deterministic_may_say_so() -> None:
     check_environment(broken(step=other_reward), deterministic=False)
     text = violation(broken(step=returns(Step("more"))), deterministic=False, max_turns=5)
-    assert text == messages.NO_END.format(turns=5)
+    assert text == messages.NO_END.format(turns=5, where="task train/0, completion ''")
+
+
+def test_the_completion_that_provoked_it_is_named() -> None:
+    async def step(self: GuessEpisode, completion: Completion) -> Step:
+        return Step(reward=1 / (len(completion.text) - 17), terminated=True)
+
+    assert violation(broken(step=step)) == (
+        "step() raised ZeroDivisionError: division by zero (task train/0, completion 'The answer is 42.')"
+    )
+
+
+def test_a_close_that_fails_too_does_not_hide_the_first_violation() -> None:
+    async def close(self: GuessEpisode) -> None:
+        raise ValueError("closed twice")
+
+    assert begins(violation(broken(step=returns("no step"), close=close)), messages.NOT_A_STEP)
+    assert "close() raised ValueError: closed twice" in violation(broken(close=close))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ class Planted:
     next: int = 0
     records: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     consumed: list[str] = field(default_factory=list)
+    bound: dict[str, Any] = field(
+        default_factory=lambda: {"env": {"max_batches_offpolicy": 1}, "rollout": {"max_staleness": 0}}
+    )
 
     @property
     def journal(self) -> Path:
@@ -106,7 +109,8 @@ class Planted:
         (self.root / "rollouts").mkdir(exist_ok=True)
         for step, rows in self.records.items():
             write_records(self.root / "rollouts" / f"step-{step:06d}.jsonl.gz", rows)
-        (self.root / "config.yaml").write_text(json.dumps({"run": {"trainer": "tin-ker"}, "tin_ker": config}))
+        content = {"run": {"trainer": "tin-ker"}, "tin_ker": config, **self.bound}
+        (self.root / "config.yaml").write_text(json.dumps(content))
 
     def check(self, **config: Any) -> Any:
         self.write(**config)
@@ -161,7 +165,7 @@ def test_a_resumed_run_passes_without_the_dead_steps(resumed: Planted) -> None:
 
 
 def test_a_run_that_died_twice_at_one_step_passes(resumed: Planted) -> None:
-    path = resumed.save(4)
+    path = next(event["path"] for event in reversed(resumed.events) if event["event"] == "save_state")
     for _ in range(2):
         resumed.die_and_resume(path, 4, 8)
         resumed.train(5)
@@ -339,6 +343,61 @@ def test_a_manifest_that_lists_what_was_not_trained_fails(planted: Planted) -> N
     planted.consumed = ["0-000099"]
     planted.save(4, finished=True)
     assert "manifests list the groups ['0-000099'] as consumed" in planted.violation()
+
+
+def test_a_trained_group_that_no_manifest_lists_fails(planted: Planted) -> None:
+    planted.train(5)
+    lost = planted.consumed.pop()
+    planted.save(5, finished=True)
+    assert planted.violation() == f"groups ['{lost}'] were trained on by step 5, and no manifest lists them as consumed"
+
+
+def test_a_task_that_ended_before_it_was_given_out_fails(planted: Planted) -> None:
+    planted.consumed = ["0-000005", "0-000006", "0-000007", "0-000008"]
+    planted.save(4, finished=True, next=8)
+    assert "tasks [8] have ended by step 4, yet its manifest says that only the 8 tasks" in planted.violation()
+
+
+def policies(planted: Planted, step: int) -> list[dict[str, Any]]:
+    """The policies of the first trained group of a step; the data don't depend on them."""
+    record = next(row for row in planted.records[step] if row["outcome"] == "trained")
+    return [policy for trajectory in record["trajectories"] for policy in trajectory["policies"]]
+
+
+def test_a_group_older_than_the_runs_bound_fails(planted: Planted) -> None:
+    policies(planted, 4)[1]["step"] = 2
+    assert planted.violation() == "step 4: group 0-000007 is 1 steps old; the run allows 0"
+    planted.bound["rollout"]["max_staleness"] = None
+    planted.check()
+    policies(planted, 4)[0]["step"] = 1
+    assert planted.violation() == "step 4: group 0-000007 is 2 steps old; the run allows 1"
+    planted.bound = {}
+    assert "names neither rollout.max_staleness nor env.max_batches_offpolicy" in planted.violation()
+
+
+def test_a_policy_that_came_after_the_step_fails(planted: Planted) -> None:
+    policies(planted, 2)[0]["step"] = 2
+    assert "sampled by the policy of step 2, which came later" in planted.violation()
+
+
+def test_a_policy_of_another_lineage_fails(resumed: Planted) -> None:
+    policies(resumed, 4)[0]["lineage"] = 0
+    assert resumed.violation() == "step 4: group 1-000006 was sampled by policies of the lineages [0]"
+
+
+def test_a_record_in_the_file_of_another_step_fails(planted: Planted) -> None:
+    planted.records[2][0]["step"] = 3
+    assert "step-000002.jsonl.gz: group 0-000002 says it ended with step 3" in planted.violation()
+
+
+def test_a_run_without_a_manifest_is_not_at_rest(tmp_path: Path) -> None:
+    run = Planted(tmp_path)
+    run.create("m0")
+    run.train(1)
+    assert "holds no whole manifest, so the run is not at rest" in run.violation()
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests" / "step-000001.json").write_text("{")
+    assert "holds no whole manifest" in run.violation()
 
 
 @pytest.mark.parametrize("change", ["missing", "doubled", "moved"])

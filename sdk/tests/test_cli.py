@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 from tinker_atropos.cli import main
+from tinker_atropos.cli.output import count, size, when
 from tinker_atropos.registry import Registry
+from tinker_atropos.terminal import program
 from tinker_atropos.yaml_file import read_yaml
 
 # A package as a stranger would write it: environments, trainers and an adapter in one module each.
@@ -161,7 +164,7 @@ WRONG: list[tuple[list[str], str]] = [
     ([*RUN, "env.group_size=8"], "Other settings are written --set env.group_size=8."),
     ([*RUN, "--env.group_size=8"], "Other settings are written --set env.group_size=8."),
     (["run", "--resume", "old"], "To continue that run say --resume --name old."),
-    (["run"], "run.env: not given; say `--env gsm8k`. Installed: "),
+    (["run"], "run.env: not given; say `--env gsm8k`, or your own `--env ./my_env.py:env`. Installed: "),
     (["run", "--env", "sums"], "run.trainer: not given; say `--trainer tinker`. Installed: "),
     (["run", "--env", "sum", "--trainer", "stubborn"], "no environment is called 'sum'. Did you mean 'sums'?"),
     (["run", "--env", "sums", "--trainer", "stuborn"], "no trainer is called 'stuborn'. Did you mean 'stubborn'?"),
@@ -230,6 +233,7 @@ def test_help_of_every_command_works_and_loads_nothing(place: Path) -> None:
     for command, ended in zip(commands, probe(place, commands, (*HEAVY, "numpy", "pydantic", "pluggy")), strict=True):
         assert (ended.code, ended.err, ended.loaded) == (0, "", []), (command, ended)
         assert "Usage:" in ended.out
+        assert "..." not in ended.out.partition("Commands:")[2], "a summary was cut"
 
 
 def test_what_asks_for_nothing_shows_the_help_and_fails(place: Path) -> None:
@@ -308,6 +312,24 @@ def test_a_reader_who_has_gone_is_no_traceback(place: Path) -> None:
     assert process.returncode not in (0, 2)
 
 
+THREAD = """
+import atexit, sys, threading
+from tinker_atropos import Task, single_turn
+
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(print, "tidied up", file=sys.stderr)
+env = single_turn("lasting", lambda split: [Task("1 + 1 =", "2")], lambda c, t: 0)
+"""
+
+
+def test_a_thread_that_an_environment_leaves_does_not_keep_the_process(place: Path) -> None:
+    (place / "thread.py").write_text(THREAD)
+    process = start(place, "env", "info", "thread.py")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "tidied up\n")
+    assert out.startswith("lasting: ")
+
+
 def test_an_interrupt_before_the_run_is_no_traceback(place: Path) -> None:
     (ended,) = probe(place, [["run", "--env", "interrupted.py", "--trainer", "stubborn"]])
     assert (ended.code, ended.err.strip()) == (130, "aborted")
@@ -321,14 +343,16 @@ def read_until(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"the process ended before it said {text!r}")
 
 
-def test_one_interrupt_at_the_start_stops_cleanly_and_leaves_the_name_free(place: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_one_interrupt_at_the_start_stops_cleanly_and_leaves_the_name_free(place: Path, number: signal.Signals) -> None:
     process = start(place, *RUN, "--name", "patient")
     read_until(process, "the trainer is up")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopping after this step" in err
     assert "the same command begins again" in err
+    assert "error" not in err
     assert not (place / "runs" / "patient" / "config.yaml").exists()
     assert "Traceback" not in err
 
@@ -360,6 +384,7 @@ env = single_turn("my_own", tasks, even)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> Path:
     """A folder with an environment of ten lines; `run` finds the fake trainer there."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr("tinker_atropos.registry.Registry", lambda: registry)
     (tmp_path / "my_env.py").write_text(OWN)
     return tmp_path
@@ -412,3 +437,60 @@ def test_a_reward_that_fails_ends_the_run_with_its_cause(here: Path, capsys: pyt
     err = capsys.readouterr().err
     assert "reward 'even' of environment 'my_own' returned nan" in err
     assert "Traceback" not in err
+
+
+def test_next_commands_name_the_program_as_it_can_be_called(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert program() == "tinker-atropos"
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    binaries = here / "my venv" / "bin"
+    binaries.mkdir(parents=True)
+    monkeypatch.setattr(sys, "executable", str(binaries / "python"))
+    assert program() == "'my venv/bin/python' -m tinker_atropos"
+    (binaries / "tinker-atropos").touch()
+    assert program() == "'my venv/bin/tinker-atropos'"
+    monkeypatch.chdir(binaries)
+    assert program() == "./tinker-atropos"
+
+
+def test_sys_exit_in_a_plugin_is_an_error_of_the_run(
+    here: Path, service: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.on_update = lambda step: sys.exit(0)
+    assert call("run", "--env", "my_env.py", *SMALL, *FAKES, "--name", "exits", "--output", "out") == 1
+    err = capsys.readouterr().err
+    assert "error: something called sys.exit(0)" in err
+    assert "`tinker-atropos run --resume --name exits --output out`" in err
+
+
+def test_a_reader_who_goes_away_does_not_end_the_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert call("run", "--env", "my_env.py", *SMALL, *FAKES, "--name", "deaf") == 0
+    assert capsys.readouterr().err.count("stdout is closed") == 1
+    assert len((here / "runs" / "deaf" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_numbers_and_times_as_people_read_them() -> None:
+    assert (count(1, "step"), count(2, "group"), count(0, "step")) == ("1 step", "2 groups", "0 steps")
+    assert [size(number) for number in (None, 999, 1000, 999_960, 53_700_000, 2 * 10**15)] == [
+        *(None, "999 B", "1.0 kB", "1.0 MB", "53.7 MB", "2000.0 TB")
+    ]
+    assert when("2026-01-02T03:04:05.678901+01:00") == "2026-01-02 02:04 UTC"
+    assert (when(None), when("2026-01-02T03:04:05"), when("soon")) == (None, "2026-01-02 03:04", "soon")
+
+
+def test_the_quickstart_takes_name_and_folder_from_its_options() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "quickstart.py"
+    namespace = runpy.run_path(str(script))
+    plan, root = namespace["plan"], namespace["ROOT"]
+    options, metrics = plan(["--steps", "8"])
+    assert options[:3] == ["--steps", "8", "--name"]
+    assert metrics == root / "runs" / options[3] / "metrics.jsonl"
+    assert plan(["--name=x", "--output", "out"]) == (["--name=x", "--output", "out"], root / "out/x/metrics.jsonl")
+    assert plan(["--set", "run.name=x"]) == (["--set", "run.name=x"], root / "runs/x/metrics.jsonl")
+    assert plan(["--dry-run"])[1] is None
+    assert plan(["--resume", "--name", "x"]) == (["--resume", "--name", "x"], None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tinker_atropos import (
 from tinker_atropos.cli.run import describe
 from tinker_atropos.config import Config, load, parse_assignment, validate
 from tinker_atropos.registry import Registry
+from tinker_atropos.trainer import Quote
 from tinker_atropos.yaml_file import read_yaml, write_yaml
 
 
@@ -420,12 +423,39 @@ def test_a_file_of_the_original_is_accepted_and_says_what_has_no_effect(tmp_path
         "openai.base_url",
         "openai.server_type",
         "openai[1]",
+        "slurm",
+        "testing",
         "tinker.checkpoint_dir",
         "tinker.tool_call_parser",
         "tinker.wandb_project",
         "tinker.wandb_run_name",
         "tinker.wandb_run_suffix",
     ]
+
+    assert {config.origins[key] for key in ("slurm", "testing", "openai[1]")} == {str(path)}
+
+
+def test_a_dry_run_says_what_the_trainer_makes_of_values_left_open(resolve: Resolve) -> None:
+    config = resolve("")
+    quote = Quote(hosted=False, lines=("learning rate   0.02",))
+    config = replace(config, trainer_spec=replace(config.trainer_spec, quote=lambda *_: quote))
+    assert "# learning rate 0.02" in describe(config).splitlines()
+
+
+def test_all_unknown_keys_of_a_section_are_told_at_once(resolve: Resolve) -> None:
+    text = error(resolve, "env: {group_sise: 4, worker_timeout: 3}\n")
+    assert "env.group_sise: unknown key. Did you mean 'group_size'? env.worker_timeout: unknown key. Known" in text
+    assert text.count("Known keys") == 1
+
+
+def test_the_reference_of_all_settings_is_fresh() -> None:
+    for plugin in ("gsm8k", "tinker", "managed_server"):
+        pytest.importorskip(f"tinker_atropos_{plugin}")
+    scripts = Path(__file__).parents[2] / "scripts"
+    written = runpy.run_path(str(scripts / "write_configuration_docs.py"))
+    assert written["PAGE"].read_text(encoding="utf-8") == written["page"](), (
+        "docs/configuration.md is not what the models say; run python scripts/write_configuration_docs.py"
+    )
 
 
 def test_openai_may_be_one_mapping(resolve: Resolve) -> None:

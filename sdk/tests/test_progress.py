@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -109,15 +111,17 @@ progress.close()
 """
 
 
-def on_a_terminal(term: str = "xterm-256color", *, stderr: int | None = None, **environment: str) -> str:
+def on_a_terminal(
+    term: str = "xterm-256color", *, stderr: int | None = None, program: str = PROGRAM, **environment: str
+) -> str:
     """Run the program on a pseudo-terminal, make that narrower in the middle; return all that it wrote."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     settings = {
         key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
     }
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
         stdin=side,
         stdout=side,
         stderr=side if stderr is None else stderr,
@@ -136,11 +140,11 @@ def on_a_terminal(term: str = "xterm-256color", *, stderr: int | None = None, **
         seen += part
         if not answered and b"0.250" in seen:
             fcntl.ioctl(main, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 50, 0, 0))
-            program.send_signal(signal.SIGWINCH)
+            process.send_signal(signal.SIGWINCH)
             os.write(main, b"\n")
             answered = True
     os.close(main)
-    assert program.wait(timeout=10) == 0
+    assert process.wait(timeout=10) == 0
     return seen.decode()
 
 
@@ -158,6 +162,74 @@ def test_the_panel_on_a_terminal_shows_everything_and_gives_the_terminal_back() 
         assert f"answer {number} \\x1b[2J" in shown
     assert "\x1b[2J" not in shown
     assert "starting the trainer" in shown
+
+
+def lines_of(shown: str) -> list[str]:
+    """The lines that were written to a terminal, those that it overwrote as well."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    return [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+def test_the_panel_leaves_room_for_what_the_terminal_echoes_and_steps_stay_above() -> None:
+    shown = on_a_terminal()
+    plain = lines_of(shown)
+    borders = {len(line) for line in plain if line.startswith("╭")}
+    assert borders == {97, 47}  # of 100 and of 50 columns
+    assert [line.split("  ")[0] for line in plain if line.startswith("step ")] == ["step 1 / 2", "step 2 / 2"]
+
+
+THREADS = """
+import threading
+from tinker_atropos.progress import make_progress
+from tinker_atropos.trajectory import Trajectory
+
+progress = make_progress()
+
+def work(name):
+    for number in range(20):
+        progress.say(f"<{name} {number}>")
+        text = f"<first {name} {number}>\\n<second {name} {number}>"
+        progress.rollout(f"<title {name} {number}>", Trajectory((), (1.0,), ("stop",), (), ({"content": text},)))
+
+threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+progress.step({"step": 1, "reward/mean": 0.25}, 2)
+sys.stdin.readline()
+progress.close()
+"""
+
+
+def test_notices_and_conversations_of_several_threads_stay_whole() -> None:
+    shown = on_a_terminal(program="import sys\n" + THREADS)
+    plain = lines_of(shown)
+    above = [line.strip() for line in plain if line[0] not in "╭│╰"]
+    for name in "abc":
+        assert sum(line.startswith(f"<{name} ") for line in above) == 20
+    titles = [place for place, line in enumerate(above) if line.startswith("<title")]
+    assert len(titles) == 59  # the last is still in the panel
+    for place in titles:
+        mark = above[place].removeprefix("<title")
+        assert above[place + 1 : place + 4] == [f"text: <first{mark}", f"<second{mark}", "reward 1 (stop)"]
+
+
+def test_a_reader_who_has_gone_is_said_once_and_the_run_goes_on() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    notices = io.StringIO()
+    out = os.fdopen(writing, "w")
+    progress = PlainProgress(out, notices)
+    for _ in range(2):
+        progress.step(METRICS, 10)
+        progress.rollout("title", trajectory("an answer"))
+    assert notices.getvalue().count("stdout is closed") == 1
+    with contextlib.suppress(BrokenPipeError):
+        out.close()
+    progress = PlainProgress(out, out)  # both closed, in this process
+    progress.say("nobody hears it")
+    progress.step(METRICS, 10)
 
 
 def test_no_color_means_none() -> None:

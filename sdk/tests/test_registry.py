@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tinker_atropos import ConfigError, EnvironmentSpec, PluginError, load_environment
+from tinker_atropos.errors import near
 from tinker_atropos.registry import Registry, is_file_reference, load_file
 
 SOUND = """
@@ -73,8 +74,33 @@ def test_an_unknown_name_suggests_the_near_one_and_the_way_on(install: Install) 
     install("number_words")
     text = error_of("Number-Wrods")
     assert "Did you mean 'number_words'?" in text
-    assert "pip install tinker-atropos-number-wrods" in text
-    assert "tinker-atropos env list" in text
+    assert "pip install" not in text  # nobody knows what a package of that name would be
+    assert "See `tinker-atropos env list`." in text
+
+
+def test_an_unknown_name_unlike_any_other_may_be_a_plugin_to_install(install: Install) -> None:
+    install("number_words")
+    text = error_of("Chess-Games")
+    assert "Did you mean" not in text
+    assert "Install a plugin (pip install tinker-atropos-chess-games), or see `tinker-atropos env list`." in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("worker_timeout", ""),
+        ("Group-Sise", "group_size"),
+        ("rum", "run"),
+        ("model", "model_name"),
+        ("Temperature", "eval_temperature"),
+        ("xyz", ""),
+        ("", ""),
+        ("-", ""),
+    ],
+)
+def test_a_near_name_is_a_slip_or_a_part(typed: str, meant: str) -> None:
+    known = ["tokenizer_name", "group_size", "run", "model_name", "eval_temperature"]
+    assert near(typed, known) == (f" Did you mean {meant!r}?" if meant else "")
 
 
 BROKEN = {

@@ -159,6 +159,8 @@ def _resolve(written: Sequence[layers.Layer], registry: Registry) -> Config:
     origins: dict[str, str] = {}
     sections: dict[str, Any] = {name: _section(merged, name, model, origins) for name, model in SECTIONS.items()}
     plugins = {kind: _section(merged, names[kind], own[kind].config, origins) for kind in own}
+    apart = merged.extra_servers | {flag: merged.values[flag] for flag in FLAGS if flag in merged.values}
+    origins.update({path: given.origin for path, given in apart.items()})
     run: Any = sections["run"]
     config = Config(
         run=run.model_copy(
@@ -196,7 +198,8 @@ def _plugin(written: Sequence[layers.Layer], registry: Registry, kind: Literal["
     name = layers.peek(written, f"run.{kind}")
     if name is None:
         names = ", ".join(plugin.name for plugin in registry.listed(kind)) or "none"
-        raise ConfigError(f"run.{kind}: not given; say `{example}`. Installed: {names}")
+        own = ", or your own `--env ./my_env.py:env`" if kind == "env" else ""
+        raise ConfigError(f"run.{kind}: not given; say `{example}`{own}. Installed: {names}")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"run.{kind}: expected a plugin's name, got {name!r}")
     return registry.load(kind, name)
@@ -332,6 +335,8 @@ def _idle_here(config: Config) -> dict[str, str]:
 
 
 def _at_rest(path: str, value: Any) -> bool:
+    if path in FLAGS:
+        return False  # no resolved file names them, so somebody wrote it
     if value is None or value is False:
         return True
     section, _, key = path.partition(".")

@@ -10,7 +10,7 @@
     │   ├── FilteredOut              every group scored alike, nothing to learn from
     │   ├── EpisodesFailed           too many episodes failed in a row
     │   ├── TrainerError             the trainer or its service gave up
-    │   │   └── UpdateUncertain      an optimiser step's reply was lost: rewind to the last manifest
+    │   │   └── UpdateUncertain      a reply was lost, or the server ended: rewind to the manifest
     │   └── CheckpointError          a checkpoint is missing, broken or can't be written
     ├── TransientError               the same call may go through later
     │   └── PolicyUnavailable        no sample came back
@@ -22,6 +22,7 @@ Messages name the value, what would be right, and the next step.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -90,11 +91,22 @@ class ContextOverflow(TinkerAtroposError):
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Return `" Did you mean 'x'?"` for the closest known name, or ""; case and `-` for `_` don't count."""
+    """Return `" Did you mean 'x'?"` for the closest known name, or ""; case and `-` for `_` don't count.
+
+    Close is a slip of the fingers (of a short name one letter), or a part of the known name (`model` of `model_name`).
+    """
+    plain = _plain(name)
     spelled = {_plain(known_name): known_name for known_name in known}
-    close = difflib.get_close_matches(_plain(name), list(spelled), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(plain, list(spelled), n=1, cutoff=0.75 if len(plain) > 4 else 0.6)
+    if not close:
+        holding = [candidate for candidate in spelled if _words(plain) and _words(plain) <= _words(candidate)]
+        close = difflib.get_close_matches(plain, holding, n=1, cutoff=0.0)
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[^\W_]+", name))

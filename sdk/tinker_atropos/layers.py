@@ -9,7 +9,7 @@ from typing import Any
 from tinker_atropos.errors import ConfigError, near
 from tinker_atropos.registry import normal
 from tinker_atropos.sections import FLAGS, SECTIONS, OpenAISection
-from tinker_atropos.validation import unknown_key, validate
+from tinker_atropos.validation import unknown_keys, validate
 
 RUN_CONFIG = "the run's own config.yaml"
 
@@ -160,6 +160,7 @@ def merge(layers: Sequence[Layer], owners: Sequence[Owner]) -> Layers:
     """Lay layers over each other; raises `ConfigError` for unknown keys and for two values of one setting."""
     merged = Layers()
     for layer in layers:
+        _refuse_unknown(layer.written, owners)
         placed = [(_canonical(entry, owners), entry) for entry in layer.written]
         _refuse_contradictions(placed)
         for path, entry in placed:
@@ -169,21 +170,38 @@ def merge(layers: Sequence[Layer], owners: Sequence[Owner]) -> Layers:
 
 
 def _canonical(entry: Written, owners: Sequence[Owner]) -> tuple[str, ...]:
-    """Return the parts of a path below its owner's section; unknown keys of sections in use are refused here."""
+    """Return the parts of a path below its owner's section."""
     if entry.section in FLAGS:
         return (entry.section,)
     for owner in owners:
         if entry.section == owner.section or (entry.section == owner.alias and entry.key in owner.keys):
-            if entry.key not in owner.keys:
-                raise unknown_key(entry.section, entry.key, owner.keys, _elsewhere(entry, owners))
             return (owner.section, entry.key, *entry.inner)
-    model = SECTIONS.get(entry.section)
-    aliased = {key: None for owner in owners if owner.alias == entry.section for key in owner.keys}
-    if model is not None or aliased:
-        known = {**(model.model_fields if model is not None else {}), **aliased}
-        if entry.key not in known:
-            raise unknown_key(entry.section, entry.key, known, _elsewhere(entry, owners))
     return (entry.section, entry.key, *entry.inner)
+
+
+def _refuse_unknown(written: Sequence[Written], owners: Sequence[Owner]) -> None:
+    """Raise `ConfigError` with all unknown keys of the first section that has any."""
+    for section in dict.fromkeys(entry.section for entry in written):
+        known = _known(section, owners)
+        if known is None:
+            continue
+        unknown = {
+            entry.key: _elsewhere(entry, owners)
+            for entry in written
+            if entry.section == section and entry.key not in known
+        }
+        if unknown:
+            raise unknown_keys(section, unknown, known)
+
+
+def _known(section: str, owners: Sequence[Owner]) -> Mapping[str, Any] | None:
+    """Return the keys of a section, None where nothing of this run reads it."""
+    for owner in owners:
+        if section == owner.section:
+            return owner.keys
+    model = SECTIONS.get(section)
+    aliased = {key: None for owner in owners if owner.alias == section for key in owner.keys}
+    return {**(model.model_fields if model is not None else {}), **aliased} if model is not None or aliased else None
 
 
 def _elsewhere(entry: Written, owners: Sequence[Owner]) -> str:

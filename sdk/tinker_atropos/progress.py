@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from tinker_atropos.terminal import printable
@@ -13,6 +15,7 @@ from tinker_atropos.trajectory import Message, Trajectory
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from rich.panel import Panel
 
 
 class Progress(Protocol):
@@ -36,34 +39,42 @@ class Progress(Protocol):
 
 
 class PlainProgress:
-    """Lines."""
+    """Lines. A reader who goes away (`| head -1`, a closed terminal) does not end the run."""
 
     def __init__(self, out: TextIO | None = None, notices: TextIO | None = None) -> None:
         self._out = out or sys.stdout
         self._notices = notices or sys.stderr
+        self._closed = False
         self._eta = _Eta()
 
     def say(self, text: str) -> None:
         """Write a notice to stderr."""
-        print(printable(text), file=self._notices, flush=True)
+        with suppress(OSError, ValueError):
+            print(printable(text), file=self._notices, flush=True)
 
     def step(self, metrics: Mapping[str, float], total: int) -> None:
         """Write one line."""
-        print(step_line(metrics, total, self._eta.after(metrics, total)), file=self._out, flush=True)
+        self._write(step_line(metrics, total, self._eta.after(metrics, total)))
 
     def rollout(self, title: str, trajectory: Trajectory) -> None:
         """Write the conversation, indented."""
-        print(f"  {printable(title)}", file=self._out)
-        for line in rollout_lines(trajectory):
-            print(f"    {line}", file=self._out)
-        self._out.flush()
+        self._write("\n".join([f"  {printable(title)}", *(f"    {line}" for line in rollout_lines(trajectory))]))
 
     def close(self) -> None:
         """Nothing to stop."""
 
+    def _write(self, text: str) -> None:
+        if self._closed:
+            return
+        try:
+            print(text, file=self._out, flush=True)
+        except (OSError, ValueError) as error:  # ValueError: closed within this process
+            self._closed = True
+            self.say(f"stdout is closed ({error}); the run goes on, and its figures are in its metrics.jsonl")
+
 
 class PanelProgress:
-    """A panel that stays at the foot of the terminal while lines pass above it."""
+    """A panel that stays at the foot of the terminal while lines pass above it. Any thread may call it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -72,45 +83,53 @@ class PanelProgress:
         self._console = Console()
         # Notices belong to stderr: where that is no terminal they go there, and the panel leaves it alone.
         self._notices = None if sys.stderr is not None and sys.stderr.isatty() else sys.stderr
+        # It draws only when told to: a refresh of its own would come between the parts of what is printed.
         self._live: Live = Live(
-            console=self._console, refresh_per_second=4, transient=False, redirect_stderr=self._notices is None
+            self, console=self._console, auto_refresh=False, transient=False, redirect_stderr=self._notices is None
         )
-        self._live.start()
+        self._lock = threading.RLock()
         self._eta = _Eta()
         self._sample: list[str] = []
         self._notice = ""
         self._metrics: dict[str, float] = {}
         self._total = 0
+        self._live.start()
         self._draw()
 
     def say(self, text: str) -> None:
         """Show a notice in the panel and leave it above."""
-        self._notice = printable(text)
-        if self._notices is not None:
-            print(self._notice, file=self._notices, flush=True)
-        else:
-            self._console.print(self._notice, style="dim", markup=False, highlight=False)
-        self._draw()
+        with self._lock:
+            self._notice = printable(text)
+            if self._notices is not None:
+                with suppress(OSError, ValueError):
+                    print(self._notice, file=self._notices, flush=True)
+                self._draw()
+            else:
+                self._draw(self._notice, style="dim")
 
     def step(self, metrics: Mapping[str, float], total: int) -> None:
-        """Update the figures; those of the newest evaluation stay until the next."""
-        evaluated = {name: value for name, value in self._metrics.items() if name.startswith("eval/")}
-        self._metrics, self._total, self._notice = {**evaluated, **metrics}, total, ""
-        self._eta.after(metrics, total)
-        self._draw()
+        """Update the figures, and leave the step's line above; those of the newest evaluation stay until the next."""
+        with self._lock:
+            evaluated = {name: value for name, value in self._metrics.items() if name.startswith("eval/")}
+            self._metrics, self._total, self._notice = {**evaluated, **metrics}, total, ""
+            self._draw(step_line(metrics, total, self._eta.after(metrics, total)))
 
     def rollout(self, title: str, trajectory: Trajectory) -> None:
         """Show a conversation in the panel; the one before it moves up, out of the panel."""
-        before, self._sample = self._sample, [printable(title), *(f"  {line}" for line in rollout_lines(trajectory))]
-        for line in before:
-            self._console.print(line, style="cyan", markup=False, highlight=False)
-        self._draw()
+        with self._lock:
+            before, self._sample = (
+                self._sample,
+                [printable(title), *(f"  {line}" for line in rollout_lines(trajectory))],
+            )
+            self._draw("\n".join(before), style="cyan")
 
     def close(self) -> None:
         """Leave the panel as it is and give the terminal back."""
-        self._live.stop()
+        with self._lock, suppress(OSError):
+            self._live.stop()
 
-    def _draw(self) -> None:
+    def __rich__(self) -> Panel:
+        """Return the panel of this moment. Takes no lock: rich calls it under its own, from whatever thread prints."""
         from rich.panel import Panel
         from rich.table import Table
         from rich.text import Text
@@ -122,7 +141,16 @@ class PanelProgress:
             grid.add_row("", Text(line, style="cyan", overflow="ellipsis", no_wrap=True))
         if self._notice:
             grid.add_row("", Text(self._notice, style="yellow"))
-        self._live.update(Panel(grid, title="tinker-atropos run"))
+        # The terminal itself writes `^C` behind the panel: without room for it the line would wrap.
+        return Panel(grid, title="tinker-atropos run", width=max(20, self._console.width - 3))
+
+    def _draw(self, above: str = "", style: str | None = None) -> None:
+        """Show the panel as it is now, and above it a text that stays, in one print."""
+        with suppress(OSError):  # the terminal was closed; the run goes on
+            if above:
+                self._console.print(above, style=style, markup=False, highlight=False)
+            else:
+                self._live.refresh()
 
 
 class _Eta:

@@ -122,12 +122,7 @@ class Registry:
         matches = [point for point in points if normal(point.name) == normal(name)]
         if not matches:
             known = sorted({point.name for point in points})
-            listing = f" Installed: {', '.join(known)}." if known else ""
-            pip = f"pip install tinker-atropos-{normal(name).replace('_', '-')}" if NAME.fullmatch(name) else "with pip"
-            see = f", or see `tinker-atropos {kind} list`" if kind != "adapter" else ""
-            raise PluginError(
-                f"no {word} is called {name!r:.80}.{near(name, known)}{listing} Install a plugin ({pip}){see}."
-            )
+            raise PluginError(f"no {word} is called {name!r:.80}.{_way_on(kind, name, known)}")
         if len(matches) > 1:
             owners = " and ".join(f"{_distribution(point)} ({point.value})" for point in matches)
             raise PluginError(f"{len(matches)} {word}s are called {name!r}: {owners}; uninstall all but one")
@@ -181,6 +176,17 @@ class Registry:
         if self._hooks.get_plugin(f"{kind}:{normal(name)}") is None:
             self._hooks.register(module, f"{kind}:{normal(name)}")
         return spec
+
+
+def _way_on(kind: PluginKind, name: str, known: list[str]) -> str:
+    """Return what to do about an unknown name; a slip is no reason to install a package that nobody knows."""
+    close = near(name, known)
+    listing = f" Installed: {', '.join(known)}." if known else ""
+    see = f"see `tinker-atropos {kind} list`" if kind != "adapter" else ""
+    if close:
+        return f"{close}{listing}" + (f" {see[0].upper()}{see[1:]}." if see else "")
+    pip = f"pip install tinker-atropos-{normal(name).replace('_', '-')}" if NAME.fullmatch(name) else "with pip"
+    return f"{listing} Install a plugin ({pip})" + (f", or {see}." if see else ".")
 
 
 def _hook_names() -> list[str]:

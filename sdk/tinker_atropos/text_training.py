@@ -23,6 +23,7 @@ from tinker_atropos.run_folder import Manifest, RunFolder, latest_manifest
 from tinker_atropos.state import Leased, MemoryState
 from tinker_atropos.step_metrics import step_metrics
 from tinker_atropos.supervise import Stopped, Supervisor
+from tinker_atropos.terminal import resume_command
 from tinker_atropos.trainer import Checkpoint, RunSpec, Trainer, Update
 from tinker_atropos.trajectory import Batch, Group, PolicyRef
 
@@ -338,5 +339,5 @@ class TextTraining:
             return Stopped("stopped before anything was done, as asked; the same command begins again")
         return Stopped(
             f"stopped at step {self.step} of {self.config.env.total_steps}, as asked; continue with "
-            f"`tinker-atropos run --resume --name {self.config.name}`"
+            f"`{resume_command(self.config)}`"
         )

@@ -24,9 +24,9 @@ def validate(
 
     `origins` says where each value was written, for the message.
     """
-    for key in values:
-        if key not in model.model_fields:
-            raise unknown_key(path, key, model.model_fields)
+    unknown = {key: "" for key in values if key not in model.model_fields}
+    if unknown:
+        raise unknown_keys(path, unknown, model.model_fields)
     try:
         # Through JSON: strict there refuses `true` for a number and `"8"` for 8, yet takes text for a path.
         return model.model_validate_json(json.dumps(plain(dict(values), path)), strict=True)
@@ -41,11 +41,14 @@ def validate(
         ) from error
 
 
-def unknown_key(path: str, key: object, known: Mapping[str, Any], elsewhere: str = "") -> ConfigError:
-    """Return the error for a key that is none of the `known`; `elsewhere` is the path where it does exist."""
+def unknown_keys(path: str, keys: Mapping[Any, str], known: Mapping[str, Any]) -> ConfigError:
+    """Return the error for a section's keys that are none of the `known`; each with the path where it exists, or ""."""
     names = list(known)
-    hint = f" Did you mean {elsewhere!r}?" if elsewhere else near(str(key), names)
-    return ConfigError(f"{join(path, str(key))}: unknown key.{hint} Known keys: {', '.join(names) or 'none'}")
+    said = [
+        f"{join(path, str(key))}: unknown key." + (f" Did you mean {home!r}?" if home else near(str(key), names))
+        for key, home in keys.items()
+    ]
+    return ConfigError(f"{' '.join(said)} Known keys: {', '.join(names) or 'none'}")
 
 
 def join(path: str, key: str) -> str:

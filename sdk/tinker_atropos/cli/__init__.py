@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
@@ -55,8 +57,10 @@ def cli() -> None:
     """Join reinforcement-learning environments to trainers.
 
     \b
-    tinker-atropos run --env gsm8k --trainer tinker           train through the hosted Tinker API
-    tinker-atropos run --env gsm8k --trainer tinker --local   train on this machine, no account
+    Through the hosted Tinker API:
+      tinker-atropos run --env gsm8k --trainer tinker
+    On this machine, with neither an account nor a network:
+      tinker-atropos run --env gsm8k --trainer tinker --local --set env.dataset=arithmetic
     """
 
 
@@ -81,13 +85,15 @@ def main(arguments: list[str] | None = None) -> Any:
         code = 130
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "tinker-atropos"
-        _complain(f"error: {error.format_message()} See `{command} --help`")
+        said = error.format_message()
+        _complain(f"error: {said}{'' if said.rstrip(')').endswith(('.', '?', '!')) else '.'} See `{command} --help`")
         code = error.exit_code
     except click.ClickException as error:
         _complain(f"error: {error.format_message()}")
         code = error.exit_code
     except TinkerAtroposError as error:
-        _complain(f"error: {error}")
+        # 130: the user asked for it, and it went as it should.
+        _complain(f"{error}" if error.exit_code == 130 else f"error: {error}")
         code = error.exit_code
     except BrokenPipeError:  # the reader of our output has gone
         code = 141
@@ -103,7 +109,20 @@ def main(arguments: list[str] | None = None) -> Any:
         )
         code = 1
     _flush()
-    sys.exit(code if isinstance(code, int) else 0)
+    code = code if isinstance(code, int) else 0
+    if arguments is None and _others_alive():
+        # A thread that an environment left would keep the process for ever; this is a program's end, not a library's.
+        atexit._run_exitfuncs()
+        _flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _others_alive() -> bool:
+    return any(
+        thread.is_alive() and not thread.daemon and thread is not threading.current_thread()
+        for thread in threading.enumerate()
+    )
 
 
 def _complain(text: str) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tinker_atropos.cli.output import format_option, show
+from tinker_atropos.cli.output import format_option, show, size, when
 
 if TYPE_CHECKING:
-    from tinker_atropos.trainer import TrainerSpec
+    from tinker_atropos.trainer import CheckpointInfo, TrainerSpec
 
 Result = TypeVar("Result")
 
@@ -50,7 +50,7 @@ def list_(run_name: str | None, local: bool, output: str, trainer: str | None, f
     """List checkpoints, newest first."""
     store = open_store(run_name, local, output, trainer)
     found = _with(store, lambda catalogue: catalogue.list())
-    show([asdict(info) for info in found], form, empty="there are no checkpoints yet")
+    show([_row(info, form) for info in found], form, empty="there are no checkpoints yet")
 
 
 @command.command("info")
@@ -65,18 +65,22 @@ def info(uri: str | None, run_name: str | None, local: bool, output: str, traine
     if form == "json":
         show([asdict(found)], form, empty="")
         return
-    for name, value in asdict(found).items():
+    for name, value in _row(found, form).items():
         click.echo(f"{name:<12} {'-' if value is None else value}")
 
 
-@command.command("download")
+@command.command("download", short_help="Download weights for use elsewhere.")
 @click.argument("uri", required=False)
 @store_options
-@click.option("--to", type=click.Path(), help="Folder to write; default: in the run's folder.")
+@click.option("--to", type=click.Path(), help="New folder to write.  [default: export/NAME in the run's folder]")
 def download(
     uri: str | None, run_name: str | None, local: bool, output: str, trainer: str | None, to: str | None
 ) -> None:
-    """Download weights as a folder that others load (LoRA: a PEFT adapter); without URI the run's newest."""
+    """Download weights as a folder that others load.
+
+    For LoRA that is a PEFT adapter. URI is one that `checkpoint list` shows; without it the newest weights of --run are
+    taken. The folder's path is printed.
+    """
     from tinker_atropos.errors import ConfigError
 
     store = open_store(run_name, local, output, trainer)
@@ -134,6 +138,13 @@ def newest_weights(store: Store) -> str:
     if manifest is None:
         raise ConfigError(f"the run in {str(store.folder)!r} has no checkpoint yet; continue it with run --resume")
     return manifest.checkpoint.weights
+
+
+def _row(info: CheckpointInfo, form: str) -> dict[str, Any]:
+    row = asdict(info)
+    if form == "json":
+        return row
+    return {**row, "size": size(info.size), "created": when(info.created), "expires": when(info.expires)}
 
 
 def _check(spec: Any, config: Any, model: str | None) -> None:

@@ -31,8 +31,11 @@ def list_(form: str) -> None:
 @click.argument("name")
 @format_option
 def info(name: str, form: str) -> None:
-    """Show what an environment is and which settings it accepts (`--set env.KEY=VALUE`)."""
-    from tinker_atropos.registry import Registry, is_file_reference, load_file
+    """Show what an environment is and accepts.
+
+    Each setting is given as `--set env.KEY=VALUE`, or in the `env` section of a file.
+    """
+    from tinker_atropos.registry import Registry, is_file_reference, load_file, normal
 
     spec = load_file(name) if is_file_reference(name) else Registry().load("env", name)
     rows = setting_rows(spec.config, "env")
@@ -44,6 +47,8 @@ def info(name: str, form: str) -> None:
     click.echo(f"{spec.name}: {spec.description or 'no description'}")
     click.echo(f"kind {spec.kind}; needs {', '.join(sorted(spec.needs)) or 'nothing special'}; stop {spec.stop!r}")
     show(rows, form, empty="it has no settings of its own")
+    if rows:
+        click.echo(f"env.KEY and {normal(spec.name)}.KEY are one setting, on the command line and in a file")
 
 
 def plugin_rows(registry: Any, kind: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: once stops cleanly, twice stops at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: once stops cleanly, Ctrl-C or SIGTERM twice stops at once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def interruptible(stop: asyncio.Event, say: Callable[[str], None]) -> Iterator[None]:
-    """Within the block the first SIGINT or SIGTERM sets `stop`; the second ends the process with code 130.
+    """Within the block the first SIGINT, SIGTERM or SIGHUP sets `stop`; a second one ends the process with code 130.
 
+    Not so a second SIGHUP: a terminal that closes sends several. Where it is ignored (`nohup`) it stays ignored.
     Children notice that their parent is gone by themselves.
     """
     loop = asyncio.get_running_loop()
@@ -27,10 +28,17 @@ def interruptible(stop: asyncio.Event, say: Callable[[str], None]) -> Iterator[N
         stop.set()
         say("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted)
+    def hung_up() -> None:
+        if not stop.is_set():
+            interrupted()
+
+    handlers = {signal.SIGINT: interrupted, signal.SIGTERM: interrupted}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        handlers[signal.SIGHUP] = hung_up
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in handlers:
             loop.remove_signal_handler(number)

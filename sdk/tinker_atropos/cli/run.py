@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinker_atropos.terminal import one_line, printable
+from tinker_atropos.cli.output import count
+from tinker_atropos.terminal import one_line, printable, program, resume_command, run_place
 
 if TYPE_CHECKING:
     from tinker_atropos.config import Config
@@ -108,13 +109,29 @@ def command(
 
     registry = Registry()
     resolved = _resolve(registry, config, local, assignments, resume, short)
-    _check(resolved, dry_run=dry_run, resume=resume)
-    if dry_run:
-        click.echo(describe(resolved))
-        return
-    environment = _confirm(resolved, yes)
-    finished = _train(resolved, registry, resume, environment)
-    click.echo(summary(resolved, finished))
+    with _no_exit(resolved):
+        _check(resolved, dry_run=dry_run, resume=resume)
+        if dry_run:
+            click.echo(describe(resolved))
+            return
+        environment = _confirm(resolved, yes)
+        finished = _train(resolved, registry, resume, environment)
+    with suppress(OSError):  # whoever read stdout has gone, which the run has said
+        click.echo(summary(resolved, finished))
+
+
+@contextmanager
+def _no_exit(config: Config) -> Iterator[None]:
+    """Within the block `SystemExit` is an error: no plugin decides how this program ends."""
+    from tinker_atropos.errors import RunError
+
+    try:
+        yield
+    except SystemExit as error:
+        raise RunError(
+            f"something called sys.exit({error.code!r:.80}): the environment, the trainer or what they import. Let it "
+            f"raise an error instead; what is saved goes on with `{resume_command(config)}`"
+        ) from error
 
 
 def _resolve(
@@ -202,8 +219,9 @@ def volume(config: Config, environment: Any = None) -> list[str]:
     beside = ["replaced groups"] if config.env.ensure_scores_are_not_same else []
     beside += ["evaluations"] if config.env.steps_per_eval else []
     return [
-        f"{config.env.total_steps} steps of {per_step} episodes ({config.groups_per_batch} groups of "
-        f"{config.env.group_size}){tokens}" + (f"; {' and '.join(beside)} come on top" if beside else ""),
+        f"{count(config.env.total_steps, 'step')} of {count(per_step, 'episode')} "
+        f"({count(config.groups_per_batch, 'group')} of {config.env.group_size}){tokens}"
+        + (f"; {' and '.join(beside)} come on top" if beside else ""),
         f"run folder {config.folder}",
     ]
 
@@ -242,6 +260,9 @@ def describe(config: Config) -> str:
             # A comment can't follow the first of several lines: it might stand within quotes there.
             lines += [f"  {shown[0]:<44}  {origin}"] if len(shown) == 1 else [f"  {origin}", f"  {shown[0]}"]
             lines.extend(f"  {line}" if line else "" for line in shown[1:])
+    if config.trainer_spec.quote is not None:
+        quote = config.trainer_spec.quote(config.trainer, config.model)
+        lines.extend(f"# {one_line(line)}" for line in quote.lines)
     lines.append("# " + "; ".join(volume(config)))
     lines.append(f"# max_staleness {config.max_staleness}")
     if config.unused:
@@ -268,12 +289,9 @@ def _origin(config: Config, path: str) -> str:
 
 def summary(config: Config, finished: Finished) -> str:
     """Return the last lines of a run: results, weights path, the next commands."""
-    name = shlex.quote(config.name)
-    place = [f"--name {name}", f"--run {name}"]
-    if config.run.output != Path("runs"):
-        place = [f"{part} --output {shlex.quote(str(config.run.output))}" for part in place]
+    call, place = program(), run_place(config, "--run")
     local = " --local" if getattr(config.trainer, "local", False) else ""
-    lines = [f"finished {finished.steps} steps in {finished.folder}"]
+    lines = [f"finished {count(finished.steps, 'step')} in {finished.folder}"]
     first, last = finished.first_evaluation.get("eval/reward"), finished.last_evaluation.get("eval/reward")
     if first is not None and last is not None:
         lines.append(f"evaluation reward {first:.3f} before, {last:.3f} after")
@@ -282,8 +300,8 @@ def summary(config: Config, finished: Finished) -> str:
             *lines,
             f"weights {finished.checkpoint.weights}",
             "next:",
-            f"  tinker-atropos checkpoint download{local} {place[1]}",
-            f"  tinker-atropos checkpoint list{local} {place[1]}",
-            f"  tinker-atropos run --resume {place[0]} --steps {finished.steps * 2}",
+            f"  {call} checkpoint download{local} {place}",
+            f"  {call} checkpoint list{local} {place}",
+            f"  {resume_command(config)} --steps {finished.steps * 2}",
         ]
     )

@@ -30,8 +30,11 @@ def list_(form: str) -> None:
 @click.argument("name")
 @format_option
 def info(name: str, form: str) -> None:
-    """Show what a trainer learns and which settings it accepts (`--set trainer.KEY=VALUE`)."""
-    from tinker_atropos.registry import Registry
+    """Show what a trainer learns and accepts.
+
+    Each setting is given as `--set trainer.KEY=VALUE`, or in the `trainer` section of a file.
+    """
+    from tinker_atropos.registry import Registry, normal
 
     spec = Registry().load("trainer", name)
     rows = setting_rows(spec.config, "trainer")
@@ -45,3 +48,5 @@ def info(name: str, form: str) -> None:
     click.echo(f"{spec.name}: {spec.description or 'no description'}")
     click.echo(f"learns {', '.join(sorted(spec.kinds))}; can {', '.join(sorted(spec.can)) or 'nothing special'}")
     show(rows, form, empty="it has no settings of its own")
+    if rows:
+        click.echo(f"trainer.KEY and {normal(spec.name)}.KEY are one setting, on the command line and in a file")

@@ -7,6 +7,7 @@ import copy
 import math
 import threading
 from collections.abc import Awaitable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,9 +20,9 @@ NOT_TEXT = "check_environment knows text environments; {name} is of kind {kind!r
 NOT_AN_ENVIRONMENT = "{what} is no TextEnvironment: it needs tasks(split) and async episode(task)"
 BAD_SIZE = "tasks({split!r}) returned {size!r}; it must return a count, or None for an endless split"
 NO_TRAINING_TASKS = "tasks('train') is 0: there is nothing to train on"
-NOT_A_STEP = "{method}() returned {value!r}; it must return a Step"
+NOT_A_STEP = "{method}() returned {value!r}; it must return a Step ({where})"
 BAD_OBSERVATION = (
-    "{method}() returned the observation {value!r}; it must be text, or messages with 'role' and 'content'"
+    "{method}() returned the observation {value!r}; it must be text, or messages with 'role' and 'content' ({where})"
 )
 EMPTY_FIRST = "reset() gave an empty observation; the policy needs something to go on"
 ENDED_AT_RESET = "reset() ended the episode; a policy must get one turn at least"
@@ -29,7 +30,7 @@ REWARD_AT_RESET = "reset() gave the reward {value!r}; nothing was done yet, so i
 NOT_FINITE = "step() returned {name} = {value!r} for the completion {text!r}; it must be a finite number"
 NOT_DETERMINISTIC = "the same task and the same completions gave {first!r} and then {second!r} ({where})"
 SHARED_STATE = "an episode went otherwise while another was open: {first!r} alone, {second!r} beside it ({where})"
-NO_END = "an episode had not ended after {turns} turns; terminate it, or truncate it"
+NO_END = "an episode had not ended after {turns} turns; terminate it, or truncate it ({where})"
 BROKEN_BY_CANCELLATION = "after a cancelled episode the same task gave {second!r} instead of {first!r} ({where})"
 NOT_REPRODUCIBLE = "made a second time with the same settings, it gave {second!r} instead of {first!r} ({where})"
 KEPT_MESSAGES = (
@@ -111,21 +112,21 @@ async def _check(
         for completion in completions:
             alone = await play(environment, ref, completion)
             if deterministic:
-                _same(alone, await play(environment, ref, completion), NOT_DETERMINISTIC, ref)
+                _same(alone, await play(environment, ref, completion), NOT_DETERMINISTIC, ref, completion)
         if not deterministic:
             continue
         completion = completions[place % len(completions)]
         alone = await play(environment, ref, completion)
         if again is not None:
-            _same(alone, await play(again, ref, completion), NOT_REPRODUCIBLE, ref)
+            _same(alone, await play(again, ref, completion), NOT_REPRODUCIBLE, ref, completion)
         # An episode of the very same task is among those beside it.
         others = [play(environment, other, completions[0], yielding=True) for other in refs]
         beside, *_ = await asyncio.gather(play(environment, ref, completion, yielding=True), *others)
-        _same(alone, beside, SHARED_STATE, ref)
+        _same(alone, beside, SHARED_STATE, ref, completion)
         await _cancel(environment, ref, play)
-        _same(alone, await play(environment, ref, completion), BROKEN_BY_CANCELLATION, ref)
+        _same(alone, await play(environment, ref, completion), BROKEN_BY_CANCELLATION, ref, completion)
         await play(environment, ref, completion, spoil=True)
-        _same(alone, await play(environment, ref, completion), KEPT_MESSAGES, ref)
+        _same(alone, await play(environment, ref, completion), KEPT_MESSAGES, ref, completion)
 
 
 def _refs(environment: TextEnvironment, split: str, tasks: int) -> list[TaskRef]:
@@ -155,7 +156,7 @@ class _Play:
     ) -> list[Step]:
         episode = await self.call("episode", environment.episode(ref), ref)
         try:
-            step = _well_formed(await self.call("reset", episode.reset(), ref), "reset")
+            step = _well_formed(await self.call("reset", episode.reset(), ref), "reset", _where(ref))
             if step.done:
                 raise ContractViolated(ENDED_AT_RESET)
             if step.reward != 0:
@@ -167,22 +168,29 @@ class _Play:
                 if spoil:
                     _spoil(step)
                 if len(steps) > self.max_turns:
-                    raise ContractViolated(NO_END.format(turns=self.max_turns))
+                    raise ContractViolated(NO_END.format(turns=self.max_turns, where=_where(ref, completion)))
                 if yielding:
                     await asyncio.sleep(0)
-                step = _well_formed(await self.call("step", episode.step(completion), ref), "step")
+                step = await self.call("step", episode.step(completion), ref, completion)
+                step = _well_formed(step, "step", _where(ref, completion))
                 for name, value in {"reward": step.reward, **step.metrics}.items():
                     if not _finite(value):
                         raise ContractViolated(NOT_FINITE.format(name=name, value=value, text=completion.text[:60]))
                 steps.append(_copy(step))
                 if step.done:
-                    return steps
-        finally:
-            await self.call("close", episode.close(), ref)
+                    break
+        except BaseException:
+            with suppress(ContractViolated):  # the first violation is the one to tell
+                await self.call("close", episode.close(), ref, completion)
+            raise
+        await self.call("close", episode.close(), ref, completion)
+        return steps
 
-    async def call(self, method: str, work: Awaitable[Result], ref: TaskRef) -> Result:
+    async def call(
+        self, method: str, work: Awaitable[Result], ref: TaskRef, completion: Completion | None = None
+    ) -> Result:
         """Await one call of the environment; raises `ContractViolated` if it raises or hangs."""
-        where = f"task {ref.split}/{ref.index}"
+        where = _where(ref, completion)
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 return await work
@@ -221,15 +229,28 @@ async def _cancel(environment: TextEnvironment, ref: TaskRef, play: _Play) -> No
             await play.call("close", episode.close(), ref)
 
 
-def _well_formed(step: Any, method: str) -> Step:
+def _where(ref: TaskRef, completion: Completion | None = None, turn: int | None = None) -> str:
+    """Return which call is meant: the task, the turn, and the completion that was played in every turn."""
+    parts = [f"task {ref.split}/{ref.index}"]
+    parts += [] if turn is None else [f"turn {turn}"]
+    parts += [] if completion is None else [f"completion {_shown(completion)}"]
+    return ", ".join(parts)
+
+
+def _shown(completion: Completion) -> str:
+    text = repr(completion.text)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def _well_formed(step: Any, method: str, where: str) -> Step:
     if not isinstance(step, Step):
-        raise ContractViolated(NOT_A_STEP.format(method=method, value=step))
+        raise ContractViolated(NOT_A_STEP.format(method=method, value=step, where=where))
     observation = step.observation
     messages = isinstance(observation, Sequence) and all(
         isinstance(message, dict) and "role" in message and "content" in message for message in observation
     )
     if not isinstance(observation, str) and not messages:
-        raise ContractViolated(BAD_OBSERVATION.format(method=method, value=observation))
+        raise ContractViolated(BAD_OBSERVATION.format(method=method, value=observation, where=where))
     return step
 
 
@@ -240,11 +261,11 @@ def _finite(value: Any) -> bool:
         return False
 
 
-def _same(first: list[Step], second: list[Step], message: str, ref: TaskRef) -> None:
+def _same(first: list[Step], second: list[Step], message: str, ref: TaskRef, completion: Completion) -> None:
     for turn, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
-            where = f"task {ref.split}/{ref.index}, turn {turn}"
+            where = _where(ref, completion, turn)
             raise ContractViolated(message.format(first=one, second=other, where=where))
     if len(first) != len(second):
-        where = f"task {ref.split}/{ref.index}"
+        where = _where(ref, completion)
         raise ContractViolated(message.format(first=f"{len(first)} steps", second=f"{len(second)} steps", where=where))

@@ -14,7 +14,7 @@ import numpy as np
 
 from tinker_atropos.registry import normal
 from tinker_atropos.rollout.records import read_records
-from tinker_atropos.run_folder import Manifest, RunFolder, latest_manifest
+from tinker_atropos.run_folder import Manifest, RunFolder
 from tinker_atropos.trajectory import Segment
 from tinker_atropos.yaml_file import read_yaml
 
@@ -40,24 +40,33 @@ def check_ledger(journal: Path, run: Path) -> Ledger:
     `journal` is the append-only file of the Tinker server, `run` the run's folder. From the journal alone it derives
     the surviving lineage: the last model, and back through each `load_state` to the `save_state` it loaded. It then
     holds each optimiser step of that lineage equal, datum by datum (a hash over tokens, targets, log-probabilities and
-    advantages), to the groups that the rollouts give for this step; and every task of the run's order must have ended
-    once, trained or discarded. A datum lost, doubled, planted or trained in another step fails. The run must be at
-    rest: finished, stopped, or rewound by the start of its resumption.
+    advantages), to the groups that the rollouts give for this step; every task of the run's order must have ended once,
+    trained or discarded; the manifests must list what was trained, all of it and nothing else; and each trained turn
+    must come from a policy of its group's own lineage, within the run's bound of staleness. A datum lost, doubled,
+    planted or trained in another step fails. The run must be at rest, and have a manifest: finished, stopped, or
+    rewound by the start of its resumption.
     """
     steps, models = _surviving(_read_journal(journal))
     if not steps:
         raise LedgerViolated(f"{journal}: the surviving lineage took no optimiser step, so there is nothing to prove")
-    manifest = latest_manifest(RunFolder(run))
-    records = [record for path in sorted((run / "rollouts").glob("step-*.jsonl.gz")) for record in read_records(path)]
+    manifests = RunFolder(run).manifests()
+    if not manifests:
+        raise LedgerViolated(
+            f"{run / 'manifests'} holds no whole manifest, so the run is not at rest: a run that was killed before its "
+            "first one begins anew. Continue it with --resume, then check again"
+        )
+    records = _records(run)
     expected: dict[int, Counter[str]] = {}
-    limit = _length_limit(run)
+    config = read_yaml(run / "config.yaml")
+    limit = _length_limit(config)
     for record in records:
         if record["outcome"] == "trained":
             hashes = expected.setdefault(record["step"], Counter())
             hashes.update(_hashes(record, limit))
     _compare(steps, expected)
-    _each_once(records, manifest)
-    _manifests_agree(RunFolder(run).manifests(), records, len(steps))
+    _each_once(records, manifests[-1])
+    _manifests_agree(manifests, records, len(steps))
+    _fresh(records, _staleness_bound(config, run))
     return Ledger(
         steps=len(steps),
         trained=sum(record["outcome"] == "trained" for record in records),
@@ -150,6 +159,17 @@ def _surviving(events: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Counter[s
         models.insert(0, model)
 
 
+def _records(run: Path) -> list[dict[str, Any]]:
+    """Return what the rollouts of the surviving lineage hold, each record in the file of its own step."""
+    records = []
+    for path in sorted((run / "rollouts").glob("step-*.jsonl.gz")):
+        for record in read_records(path):
+            if path.name != f"step-{record['step']:06d}.jsonl.gz":
+                raise LedgerViolated(f"{path}: group {record['group']} says it ended with step {record['step']}")
+            records.append(record)
+    return records
+
+
 def _hashes(record: Mapping[str, Any], limit: int | None) -> Iterable[str]:
     for trajectory in record["trajectories"]:
         for segment in trajectory["segments"]:
@@ -183,7 +203,7 @@ def _compare(steps: Mapping[int, Counter[str]], expected: Mapping[int, Counter[s
             raise LedgerViolated(f"step {step}: {planted.total()} data were trained on that its rollouts do not hold")
 
 
-def _each_once(records: Sequence[Mapping[str, Any]], manifest: Manifest | None) -> None:
+def _each_once(records: Sequence[Mapping[str, Any]], manifest: Manifest) -> None:
     ended = Counter(record["ordinal"] for record in records)
     doubled = sorted(ordinal for ordinal, count in ended.items() if count > 1)
     if doubled:
@@ -195,13 +215,16 @@ def _each_once(records: Sequence[Mapping[str, Any]], manifest: Manifest | None) 
     unexplained = [record["group"] for record in records if record["outcome"] != "trained" and not record["reason"]]
     if unexplained:
         raise LedgerViolated(f"groups {unexplained[:8]} were discarded without a reason")
-    left_open = set(manifest.cursor["open"]) if manifest is not None else set()
-    given_out = manifest.cursor["next"] if manifest is not None else max(ended, default=-1) + 1
+    left_open, given_out = set(manifest.cursor["open"]), manifest.cursor["next"]
     missing = sorted(set(range(given_out)) - set(ended) - left_open)
     if missing:
         raise LedgerViolated(f"tasks {missing[:8]} of the run's order were given out and never ended: lost")
-    if manifest is None:
-        return
+    early = sorted(r["ordinal"] for r in records if r["ordinal"] >= given_out and r["step"] <= manifest.step)
+    if early:
+        raise LedgerViolated(
+            f"tasks {early[:8]} have ended by step {manifest.step}, yet its manifest says that only the {given_out} "
+            "tasks before them were given out"
+        )
     again = sorted(r["ordinal"] for r in records if r["ordinal"] in left_open and r["step"] <= manifest.step)
     if again:
         raise LedgerViolated(
@@ -210,9 +233,7 @@ def _each_once(records: Sequence[Mapping[str, Any]], manifest: Manifest | None) 
 
 
 def _manifests_agree(manifests: Sequence[Manifest], records: Sequence[Mapping[str, Any]], steps: int) -> None:
-    """The run's own checkpoints may not claim more than the journal proves."""
-    if not manifests:
-        return
+    """The run's own checkpoints must claim what the journal proves, no more and no less."""
     newest = manifests[-1]
     if newest.step > steps or (newest.finished and newest.step != steps):
         raise LedgerViolated(
@@ -223,10 +244,47 @@ def _manifests_agree(manifests: Sequence[Manifest], records: Sequence[Mapping[st
     wrong = sorted(id for id, count in claimed.items() if count > 1 or id not in trained)
     if wrong:
         raise LedgerViolated(f"manifests list the groups {wrong[:8]} as consumed that were not trained exactly once")
+    due = {record["group"] for record in records if record["outcome"] == "trained" and record["step"] <= newest.step}
+    untold = sorted(due - set(claimed))
+    if untold:
+        raise LedgerViolated(
+            f"groups {untold[:8]} were trained on by step {newest.step}, and no manifest lists them as consumed"
+        )
 
 
-def _length_limit(run: Path) -> int | None:
-    config = read_yaml(run / "config.yaml")
+def _fresh(records: Sequence[Mapping[str, Any]], bound: int) -> None:
+    """Each trained turn was sampled by a policy of the group's lineage, at most `bound` optimiser steps old."""
+    for record in records:
+        if record["outcome"] != "trained":
+            continue
+        newest, id = record["step"] - 1, record["group"]
+        policies = [policy for trajectory in record["trajectories"] for policy in trajectory["policies"]]
+        foreign = sorted({p["lineage"] for p in policies if str(p["lineage"]) != id.partition("-")[0]})
+        if foreign:
+            raise LedgerViolated(f"step {newest + 1}: group {id} was sampled by policies of the lineages {foreign}")
+        steps = [policy["step"] for policy in policies]
+        if steps and newest - min(steps) > bound:
+            raise LedgerViolated(
+                f"step {newest + 1}: group {id} is {newest - min(steps)} steps old; the run allows {bound}"
+            )
+        if steps and max(steps) > newest:
+            raise LedgerViolated(
+                f"step {newest + 1}: group {id} was sampled by the policy of step {max(steps)}, which came later"
+            )
+
+
+def _staleness_bound(config: Mapping[str, Any], run: Path) -> int:
+    bound = (config.get("rollout") or {}).get("max_staleness")
+    bound = (config.get("env") or {}).get("max_batches_offpolicy") if bound is None else bound
+    if isinstance(bound, bool) or not isinstance(bound, int):
+        raise LedgerViolated(
+            f"{run / 'config.yaml'}: names neither rollout.max_staleness nor env.max_batches_offpolicy, which bound "
+            "the staleness; a run writes both there"
+        )
+    return bound
+
+
+def _length_limit(config: Mapping[str, Any]) -> int | None:
     trainer = config.get(normal(str((config.get("run") or {}).get("trainer")))) or {}
     limit = trainer.get("max_token_trainer_length")
     return int(limit) if limit is not None else None
