@@ -8,6 +8,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,15 @@ def read_until(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"the process ended before it said {text!r}")
 
 
+@pytest.fixture
+def hang_up_counts() -> Iterator[None]:
+    """A test run under `nohup` ignores SIGHUP, and so would what it starts: that is respected on purpose."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up_counts")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_one_interrupt_at_the_start_stops_cleanly_and_leaves_the_name_free(place: Path, number: signal.Signals) -> None:
     process = start(place, *RUN, "--name", "patient")
