@@ -209,7 +209,7 @@ def test_a_bad_number_of_tasks(size: Any, message: str) -> None:
 
 
 def test_what_is_no_text_environment() -> None:
-    assert "is of kind 'control'" in violation(EnvironmentSpec(name="w", make=lambda config: None, kind="control"))
+    assert "is of kind 'external'" in violation(EnvironmentSpec(name="w", make=lambda config: None, kind="external"))
     assert "it needs tasks(split)" in violation(object())
 
 

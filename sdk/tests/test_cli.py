@@ -170,7 +170,10 @@ WRONG: list[tuple[list[str], str]] = [
     (["run", "--env", "sum", "--trainer", "stubborn"], "no environment is called 'sum'. Did you mean 'sums'?"),
     (["run", "--env", "sums", "--trainer", "stuborn"], "no trainer is called 'stuborn'. Did you mean 'stubborn'?"),
     (["run", "--env", "shattered", "--trainer", "stubborn"], "'shattered' of a-stranger can't be imported"),
-    (["run", "--env", "walker", "--trainer", "stubborn"], "Installed trainers that could: walks"),
+    (
+        ["run", "--env", "walker", "--trainer", "stubborn"],
+        "kind 'control', and trainer 'stubborn' learns text. Installed trainers that could: ",
+    ),
     ([*RUN, "--steps", "3", "--steps", "4"], "--steps is given 2 times, as 3 and 4; keep one"),
     ([*RUN, "--steps", "3", "--set", "env.total_steps=4"], "given as 4 (--set env.total_steps) and 3 (--steps)"),
     ([*RUN, "--steps", "0"], "env.total_steps: input should be greater than or equal to 1, got 0 (int), from --steps"),

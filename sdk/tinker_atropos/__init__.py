@@ -15,6 +15,13 @@ _HOME = {
     "SessionFactory": "adapter",
     "TextSession": "adapter",
     "Transcript": "adapter",
+    "Acted": "control",
+    "ControlBatch": "control",
+    "ControlPolicy": "control",
+    "ControlSpaces": "control",
+    "ControlTrainer": "control",
+    "ControlUpdate": "control",
+    "Fragment": "control",
     "Episode": "environment",
     "EnvironmentConfig": "environment",
     "EnvironmentSpec": "environment",
@@ -63,6 +70,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Acted",
     "AdapterConfig",
     "AdapterSpec",
     "Batch",
@@ -71,12 +79,18 @@ __all__ = [
     "Completion",
     "ConfigError",
     "ContextOverflow",
+    "ControlBatch",
+    "ControlPolicy",
+    "ControlSpaces",
+    "ControlTrainer",
+    "ControlUpdate",
     "DataError",
     "EnvironmentConfig",
     "EnvironmentSpec",
     "Episode",
     "EpisodesFailed",
     "FilteredOut",
+    "Fragment",
     "Group",
     "Message",
     "MissingCredentials",
@@ -119,6 +133,15 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tinker_atropos.adapter import AdapterConfig, AdapterSpec, Prompt, SessionFactory, TextSession, Transcript
+    from tinker_atropos.control import (
+        Acted,
+        ControlBatch,
+        ControlPolicy,
+        ControlSpaces,
+        ControlTrainer,
+        ControlUpdate,
+        Fragment,
+    )
     from tinker_atropos.environment import (
         EnvironmentConfig,
         EnvironmentSpec,

@@ -13,6 +13,7 @@ from tinker_atropos import layers
 from tinker_atropos.errors import ConfigError, PluginError
 from tinker_atropos.layers import Given
 from tinker_atropos.registry import KINDS, WORDS, Registry, is_file_reference, load_file, normal
+from tinker_atropos.rollout.control_plan import control_plan, idle_keys, is_control, settle_length
 from tinker_atropos.sections import (
     FLAGS,
     SECTIONS,
@@ -33,7 +34,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved configuration. `environment`, `trainer` and `adapter` are the plugins' own models."""
+    """A resolved configuration. `environment`, `trainer` and `adapter` are the plugins' own models.
+
+    `adapter` and `adapter_spec` are None where the environment is of kind `control`.
+    """
 
     run: RunSection
     env: EnvSection
@@ -93,7 +97,7 @@ class Config:
             "services": self.services.model_dump(**dump),  # type: ignore[arg-type]
             normal(self.environment_spec.name): self.environment.model_dump(**dump),
             normal(self.trainer_spec.name): self.trainer.model_dump(**dump),
-            normal(self.adapter_spec.name): self.adapter.model_dump(**dump),
+            **({} if self.adapter is None else {normal(self.adapter_spec.name): self.adapter.model_dump(**dump)}),
         }
 
 
@@ -140,9 +144,11 @@ def _resolve(written: Sequence[layers.Layer], registry: Registry) -> Config:
     environment_spec = _environment_spec(written, registry)
     trainer_spec = _plugin(written, registry, "trainer", "--trainer tinker")
     _check_kind(environment_spec, trainer_spec, registry)
-    adapter_spec = _adapter_spec(written, registry)
+    adapter_spec = None if environment_spec.kind == "control" else _adapter_spec(written, registry)
     check_fit(environment_spec, trainer_spec, adapter_spec, registry)
-    own = {"env": environment_spec, "trainer": trainer_spec, "adapter": adapter_spec}
+    own = {"env": environment_spec, "trainer": trainer_spec}
+    if adapter_spec is not None:
+        own["adapter"] = adapter_spec
     _check_names(own)
     names = {kind: normal(spec.name) for kind, spec in own.items()}
     installed = {normal(plugin.name) for kind in KINDS for plugin in registry.listed(kind)}
@@ -151,8 +157,9 @@ def _resolve(written: Sequence[layers.Layer], registry: Registry) -> Config:
     owners = [
         layers.Owner(names["env"], environment_spec.config.model_fields, "env"),
         layers.Owner(names["trainer"], trainer_spec.config.model_fields, "trainer"),
-        layers.Owner(names["adapter"], adapter_spec.config.model_fields),
     ]
+    if adapter_spec is not None:
+        owners.append(layers.Owner(names["adapter"], adapter_spec.config.model_fields))
     # An environment's defaults lie over a trainer's: it knows better what suits its tasks.
     defaults = [_defaults(spec, names.values(), owners) for spec in (trainer_spec, environment_spec)]
     merged = layers.merge([*defaults, *written], owners)
@@ -176,14 +183,18 @@ def _resolve(written: Sequence[layers.Layer], registry: Registry) -> Config:
         services=sections["services"],
         environment=plugins["env"],
         trainer=plugins["trainer"],
-        adapter=plugins["adapter"],
+        adapter=plugins.get("adapter"),
         environment_spec=environment_spec,
         trainer_spec=trainer_spec,
         adapter_spec=adapter_spec,
         origins=origins,
     )
     _check_run_name(config.name)
-    _check_sizes(config)
+    if is_control(config):
+        config = settle_length(config, merged.values)
+        control_plan(config)
+    else:
+        _check_sizes(config)
     return replace(config, unused=_unused(merged, config, names.values()))
 
 
@@ -300,7 +311,7 @@ def _unused(merged: layers.Layers, config: Config, used: Iterable[str]) -> dict[
             key if "." in key else f"{section}.{key}": reason
             for key, reason in trainer_spec.unused(config.trainer).items()
         }
-    here = _idle_here(config)
+    here, of_other_kinds = _idle_here(config), idle_keys(config)
     taking_part = {*SECTIONS, *FLAGS, *used}
     idle = dict.fromkeys(merged.extra_servers, "only the first entry names the model")
     for path, given in merged.values.items():
@@ -309,6 +320,9 @@ def _unused(merged: layers.Layers, config: Config, used: Iterable[str]) -> dict[
             # A resolved file names every key; at rest those say nothing.
             if not _at_rest(path, given.value):
                 idle[path] = never[path]
+        elif path in of_other_kinds:
+            if given.override or not _at_rest(path, given.value):
+                idle[path] = of_other_kinds[path]
         elif path in here and (given.override or given.origin != layers.RUN_CONFIG):
             idle[path] = here[path]
         elif section not in taking_part:

@@ -176,10 +176,14 @@ def figures(metrics: Mapping[str, float], total: int, left: float | None) -> Seq
         return [("step", "starting …")]
     rows = [("step", f"{int(metrics['step'])} / {total}")]
     for name, key, form in (
+        ("env steps", "env_steps", "{:,.0f}"),
         ("reward", "reward/mean", "{:.3f}"),
+        ("return", "episode/return", "{:.2f}"),
         ("eval reward", "eval/reward", "{:.3f}"),
+        ("eval return", "eval/return", "{:.2f}"),
         ("loss", "loss", "{:+.4f}"),
         ("tokens/s", "tokens/per_second", "{:.0f}"),
+        ("env steps/s", "env_steps/per_second", "{:,.0f}"),
         ("staleness", "staleness/mean", "{:.2f}"),
         ("trainer busy", "trainer/busy", "{:.0%}"),
     ):

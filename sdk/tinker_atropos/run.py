@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tinker_atropos.config import Config
+from tinker_atropos.control_training import ControlTraining, probe
 from tinker_atropos.errors import ConfigError, UpdateUncertain
 from tinker_atropos.progress import Progress
 from tinker_atropos.registry import Registry, normal
+from tinker_atropos.rollout.control_plan import is_control
 from tinker_atropos.rollout.plan import check_environment_splits, load_tokenizer, make_environment
 from tinker_atropos.run_folder import RunFolder, latest_manifest
 from tinker_atropos.supervise import Stopped
@@ -61,20 +63,27 @@ async def run(
     manifest = latest_manifest(folder) if resume else None
     if manifest is not None and manifest.finished and manifest.step == config.env.total_steps:
         progress.say(f"{config.name} is at its last step already; ask for more with --steps")
-        return Finished(folder.path, manifest.step, manifest.checkpoint, *_evaluations(folder))
+        return Finished(folder.path, manifest.step, manifest.checkpoint, *_evaluations(folder, _measure(config)))
+    if is_control(config):
+        probed = await asyncio.to_thread(probe, config)
+        with _held(folder, config, resume=resume):
+            return await _attempts(
+                progress,
+                folder,
+                lambda: ControlTraining(config, progress, folder, probed, registry, stop),
+                _measure(config),
+            )
     environment = make_environment(config) if environment is None else environment
     try:
         test_tasks = check_environment_splits(environment, config)
         tokenizer = await asyncio.to_thread(load_tokenizer, config)
-        if resume:
-            folder.reopen(config.as_dict(), normal(config.trainer_spec.name))
-        else:
-            folder.create(config.as_dict())
-        try:
-            with logging_to(config.folder / "run.log"):
-                return await _attempts(config, progress, folder, environment, test_tasks, tokenizer, registry, stop)
-        finally:
-            folder.close()
+        with _held(folder, config, resume=resume):
+            return await _attempts(
+                progress,
+                folder,
+                lambda: TextTraining(config, progress, folder, environment, test_tasks, tokenizer, registry, stop),
+                _measure(config),
+            )
     finally:
         await _close(environment)
 
@@ -95,20 +104,27 @@ def check_folder(config: Config, *, resume: bool) -> None:
         )
 
 
+@contextmanager
+def _held(folder: RunFolder, config: Config, *, resume: bool) -> Iterator[None]:
+    """Make or reopen the folder, and hold it, with its log, until the block ends."""
+    if resume:
+        folder.reopen(config.as_dict(), normal(config.trainer_spec.name))
+    else:
+        folder.create(config.as_dict())
+    try:
+        with logging_to(config.folder / "run.log"):
+            yield
+    finally:
+        folder.close()
+
+
 async def _attempts(
-    config: Config,
-    progress: Progress,
-    folder: RunFolder,
-    environment: Any,
-    test_tasks: int,
-    tokenizer: Any,
-    registry: Registry,
-    stop: asyncio.Event,
+    progress: Progress, folder: RunFolder, begin: Callable[[], TextTraining | ControlTraining], measure: str
 ) -> Finished:
     """Train; where a reply was lost, go back to the newest manifest and train again."""
     rewinds, last = 0, -1
     while True:
-        training = TextTraining(config, progress, folder, environment, test_tasks, tokenizer, registry, stop)
+        training = begin()
         try:
             checkpoint = await training.go()
         except UpdateUncertain as error:
@@ -125,7 +141,7 @@ async def _attempts(
                 folder.abandon()  # so that the same command, put right, may use the name
             raise
         else:
-            first, newest = _evaluations(folder)
+            first, newest = _evaluations(folder, measure)
             return Finished(folder.path, training.step, checkpoint, first, newest)
 
 
@@ -158,10 +174,15 @@ def logging_to(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def _evaluations(folder: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
+def _measure(config: Config) -> str:
+    """Return the metric that every evaluation has."""
+    return "eval/return" if is_control(config) else "eval/reward"
+
+
+def _evaluations(folder: RunFolder, measure: str) -> tuple[dict[str, float], dict[str, float]]:
     rows = [
         {key: value for key, value in row.items() if key.startswith("eval/")}
         for row in folder.read_metrics()
-        if "eval/reward" in row
+        if measure in row
     ]
     return (rows[0], rows[-1]) if rows else ({}, {})

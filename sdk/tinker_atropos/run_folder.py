@@ -28,6 +28,9 @@ MAY_CHANGE = {
     "env.max_num_workers",
     "rollout.eval_tasks",
     "rollout.show_every",
+    "rollout.workers",
+    "rollout.eval_episodes",
+    "rollout.max_broken_episodes",
     "rollout.episode_timeout",
     "rollout.episode_retries",
     "rollout.max_failed_groups",
@@ -36,7 +39,13 @@ MAY_CHANGE = {
     "run.previews",
     "openai.num_requests_for_eval",
 }
-MAY_CHANGE_IN_TRAINER = {"save_checkpoint_interval", "local_threads", "checkpoint_ttl_seconds", "base_url"}
+MAY_CHANGE_IN_TRAINER = {
+    "save_checkpoint_interval",
+    "local_threads",
+    "checkpoint_ttl_seconds",
+    "base_url",
+    "total_env_steps",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +274,8 @@ class RunFolder:
         dead = self.path / "dead" / f"lineage-{lineage}"
         try:
             for kind in FOLDERS[:2]:
-                for path in sorted((self.path / kind).glob("step-*.jsonl.gz")):
-                    number = path.name.removeprefix("step-").removesuffix(".jsonl.gz")
+                for path in sorted((self.path / kind).glob("step-*")):
+                    number = path.name.removeprefix("step-").partition(".")[0]
                     if number.isdecimal() and int(number) > step:
                         (dead / kind).mkdir(parents=True, exist_ok=True)
                         path.replace(dead / kind / path.name)

@@ -47,6 +47,9 @@ class EnvSection(Section):
     max_token_length: int | None = Field(
         None, ge=2, description="most tokens of an episode; default: the model's context"
     )
+    shards: int = Field(
+        1, ge=1, description="control: groups of simulations that step while others' actions are chosen"
+    )
     max_num_workers: int = Field(-1, ge=-1, description="groups in flight at most; -1: as many as staleness allows")
     ensure_scores_are_not_same: bool = Field(True, description="replace groups whose scores are all equal")
     tokenizer_name: str | None = Field(
@@ -103,6 +106,13 @@ class RolloutSection(Section):
     )
     eval_tasks: int = Field(128, ge=1, description="test tasks per evaluation")
     eval_temperature: float = Field(0.0, ge=0.0, le=100.0, description="sampling temperature of evaluations")
+    workers: Literal["process", "thread", "inline"] | None = Field(
+        None, description="control: where a shard's simulations step; default: inline for one shard, else thread"
+    )
+    eval_episodes: int = Field(10, ge=1, description="control: whole episodes per evaluation")
+    max_broken_episodes: int = Field(
+        100, ge=0, description="control: simulations reset for a NaN or infinity after which the run stops"
+    )
     show_every: int = Field(5, ge=0, description="steps between real rollouts shown; 0: none")
 
     @field_validator("top_k")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tinker_atropos.environment import Kind
 from tinker_atropos.trajectory import Batch, FloatArray, IntArray, PolicyRef, Sample, SamplingParams
+
+if TYPE_CHECKING:
+    from tinker_atropos.control import ControlPolicy, ControlTrainer
 
 
 class TrainerConfig(BaseModel):
@@ -170,8 +173,8 @@ class TrainerSpec:
     """
 
     name: str
-    make: Callable[[Any], Trainer]
-    open_policy: Callable[[PolicyRef, Any], Awaitable[TextPolicy]]
+    make: Callable[[Any], Trainer | ControlTrainer]
+    open_policy: Callable[[PolicyRef, Any], Awaitable[TextPolicy | ControlPolicy]]
     kinds: frozenset[Kind]
     config: type[TrainerConfig] = TrainerConfig
     can: frozenset[str] = frozenset()

@@ -22,14 +22,16 @@ def validate(
 ) -> Model:
     """Return `model` made of `values`; raises `ConfigError` with path, value, what is right, and the near name.
 
-    `origins` says where each value was written, for the message.
+    `origins` says where each value was written, for the message. Infinities are refused but where the model writes them
+    as such (`ser_json_inf_nan="constants"`); its fields then say which of them may be infinite.
     """
+    infinities = model.model_config.get("ser_json_inf_nan") == "constants"
     unknown = {key: "" for key in values if key not in model.model_fields}
     if unknown:
         raise unknown_keys(path, unknown, model.model_fields)
     try:
         # Through JSON: strict there refuses `true` for a number and `"8"` for 8, yet takes text for a path.
-        return model.model_validate_json(json.dumps(plain(dict(values), path)), strict=True)
+        return model.model_validate_json(json.dumps(plain(dict(values), path, infinities=infinities)), strict=True)
     except ValidationError as error:
         problems = [_problem(path, model, entry, origins or {}) for entry in error.errors()]
         raise ConfigError("; ".join(problems)) from None
@@ -56,8 +58,8 @@ def join(path: str, key: str) -> str:
     return f"{path}.{key}" if path and key else path or key
 
 
-def plain(value: Any, path: str, depth: int = 0) -> Any:
-    """Return a value as JSON has it; raises `ConfigError` for what JSON has not."""
+def plain(value: Any, path: str, depth: int = 0, *, infinities: bool = False) -> Any:
+    """Return a value as JSON has it; raises `ConfigError` for what JSON has not (but `infinities`, if asked for)."""
     if depth > MOST_NESTED:
         raise ConfigError(f"{path}: nested more than {MOST_NESTED} deep")
     if value is None or isinstance(value, bool):
@@ -67,7 +69,7 @@ def plain(value: Any, path: str, depth: int = 0) -> Any:
             raise ConfigError(f"{path}: {str(value)[:20] if abs(value) < 10**4000 else 'it'}… is too large a number")
         return int(value)
     if isinstance(value, float):
-        if not math.isfinite(value):
+        if not math.isfinite(value) and not (infinities and math.isinf(value)):
             raise ConfigError(f"{path}: got {value}; expected a finite number")
         return float(value)
     if isinstance(value, str | Path):
@@ -76,9 +78,14 @@ def plain(value: Any, path: str, depth: int = 0) -> Any:
             raise ConfigError(f"{path}: {text!r:.80} is not valid Unicode text")
         return text
     if isinstance(value, Mapping):
-        return {str(key): plain(entry, join(path, str(key)), depth + 1) for key, entry in value.items()}
+        return {
+            str(key): plain(entry, join(path, str(key)), depth + 1, infinities=infinities)
+            for key, entry in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [plain(entry, join(path, str(place)), depth + 1) for place, entry in enumerate(value)]
+        return [
+            plain(entry, join(path, str(place)), depth + 1, infinities=infinities) for place, entry in enumerate(value)
+        ]
     raise ConfigError(
         f"{path}: got {value!r:.60} ({type(value).__name__}); expected text, a number, a list or a mapping"
     )

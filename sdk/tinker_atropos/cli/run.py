@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tinker_atropos.cli import control_lines
 from tinker_atropos.cli.output import count
 from tinker_atropos.terminal import one_line, printable, program, resume_command, run_place
 
@@ -22,6 +23,8 @@ SHORT = {
     "trainer": "run.trainer",
     "model": "openai.model_name",
     "steps": "env.total_steps",
+    "env_steps": "trainer.total_env_steps",
+    "num_envs": "env.num_envs",
     "group_size": "env.group_size",
     "batch_size": "env.batch_size",
     "learning_rate": "trainer.learning_rate",
@@ -79,7 +82,9 @@ def _hint(typed: list[str]) -> str:
 @_option("--trainer", help="Trainer plugin.")
 @click.option("--local", is_flag=True, help="Train on this machine: no key, no network.")
 @_option("--model", help="Model to train: hosted name; with --local a packaged name, a folder or a hub id.")
-@_option("--steps", type=int, help="Optimiser steps.")
+@_option("--steps", type=int, help="Optimiser steps; for control trainer updates.")
+@_option("--env-steps", type=int, help="Control: environment steps of the whole run, in place of --steps.")
+@_option("--num-envs", type=int, help="Control: how many simulations.")
 @_option("--group-size", type=int, help="Episodes per task.")
 @_option("--batch-size", type=int, help="Trajectories per step, a multiple of the group size.")
 @_option("--learning-rate", type=float, help="Default: by model size.")
@@ -176,7 +181,9 @@ def _check(config: Config, *, dry_run: bool, resume: bool) -> None:
     from tinker_atropos.run import check_folder
 
     check_folder(config, resume=resume)
-    config.adapter_spec.make(config.adapter)  # refuses what it can't work with, such as a template that is not there
+    if config.adapter_spec is not None:
+        # Refuses what it can't work with, such as a template that is not there.
+        config.adapter_spec.make(config.adapter)
     if config.trainer_spec.check is None:
         return
     try:
@@ -190,10 +197,11 @@ def _check(config: Config, *, dry_run: bool, resume: bool) -> None:
 def _confirm(config: Config, yes: bool) -> Any:
     """Say what a run will use; before a hosted one, ask. Returns the environment: it bounds the tokens of a turn."""
     from tinker_atropos.errors import ConfigError
+    from tinker_atropos.rollout.control_plan import is_control
     from tinker_atropos.rollout.plan import make_environment
 
     price = config.trainer_spec.quote(config.trainer, config.model) if config.trainer_spec.quote is not None else None
-    environment = make_environment(config)
+    environment = None if is_control(config) else make_environment(config)
     for line in (*(price.lines if price is not None else ()), *volume(config, environment)):
         click.echo(printable(line), err=True)
     for path, reason in config.unused.items():
@@ -209,6 +217,8 @@ def _confirm(config: Config, yes: bool) -> Any:
 
 def volume(config: Config, environment: Any = None) -> list[str]:
     """Return lines on how much a run samples and trains; more is known once the environment is made."""
+    if config.environment_spec.kind == "control":
+        return control_lines.volume(config)
     per_step = config.env.batch_size
     per_turn = config.rollout.max_tokens or getattr(environment, "max_tokens", None)
     tokens = ", whose tokens nothing bounds but the model's context"
@@ -247,10 +257,12 @@ def _train(config: Config, registry: Any, resume: bool, environment: Any) -> Fin
 
 def describe(config: Config) -> str:
     """Return the resolved configuration as YAML, each value with its origin, then what has no effect."""
+    from tinker_atropos.rollout.control_plan import control_plan, idle_keys, is_control
     from tinker_atropos.yaml_file import write_yaml
 
-    lines = []
-    for section, values in config.as_dict().items():
+    lines, meaningless = [], idle_keys(config)
+    for section, all_values in config.as_dict().items():
+        values = {key: value for key, value in all_values.items() if f"{section}.{key}" not in meaningless}
         if not values:
             continue
         lines.append(f"{section}:")
@@ -264,7 +276,8 @@ def describe(config: Config) -> str:
         quote = config.trainer_spec.quote(config.trainer, config.model)
         lines.extend(f"# {one_line(line)}" for line in quote.lines)
     lines.append("# " + "; ".join(volume(config)))
-    lines.append(f"# max_staleness {config.max_staleness}")
+    staleness = control_plan(config).max_staleness if is_control(config) else config.max_staleness
+    lines.append(f"# max_staleness {staleness}")
     if config.unused:
         lines.append("# accepted keys that have no effect in this mode:")
         lines.extend(f"#   {one_line(path)}: {one_line(reason)}" for path, reason in config.unused.items())
@@ -291,7 +304,13 @@ def summary(config: Config, finished: Finished) -> str:
     """Return the last lines of a run: results, weights path, the next commands."""
     call, place = program(), run_place(config, "--run")
     local = " --local" if getattr(config.trainer, "local", False) else ""
-    lines = [f"finished {count(finished.steps, 'step')} in {finished.folder}"]
+    control = config.environment_spec.kind == "control"
+    if control:
+        lines, longer = control_lines.results(config, finished), control_lines.next_length(config, finished)
+    else:
+        lines = [f"finished {count(finished.steps, 'step')} in {finished.folder}"]
+        longer = f"--steps {finished.steps * 2}"
+    stored = () if control and config.trainer_spec.checkpoints is None else ("download", "list")
     first, last = finished.first_evaluation.get("eval/reward"), finished.last_evaluation.get("eval/reward")
     if first is not None and last is not None:
         lines.append(f"evaluation reward {first:.3f} before, {last:.3f} after")
@@ -300,8 +319,7 @@ def summary(config: Config, finished: Finished) -> str:
             *lines,
             f"weights {finished.checkpoint.weights}",
             "next:",
-            f"  {call} checkpoint download{local} {place}",
-            f"  {call} checkpoint list{local} {place}",
-            f"  {resume_command(config)} --steps {finished.steps * 2}",
+            *(f"  {call} checkpoint {word}{local} {place}" for word in stored),
+            f"  {resume_command(config)} {longer}",
         ]
     )

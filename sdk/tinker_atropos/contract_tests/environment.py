@@ -16,7 +16,8 @@ from tinker_atropos.trajectory import Completion, TaskRef
 
 Result = TypeVar("Result")
 
-NOT_TEXT = "check_environment knows text environments; {name} is of kind {kind!r}"
+NOT_TEXT = "check_environment knows text and control environments; {name} is of kind {kind!r}"
+MADE = "of a control environment check_environment takes the specification, or use check_control(make)"
 NOT_AN_ENVIRONMENT = "{what} is no TextEnvironment: it needs tasks(split) and async episode(task)"
 BAD_SIZE = "tasks({split!r}) returned {size!r}; it must return a count, or None for an endless split"
 NO_TRAINING_TASKS = "tasks('train') is 0: there is nothing to train on"
@@ -62,21 +63,32 @@ def check_environment(
     max_turns: int = 64,
     deterministic: bool = True,
     timeout: float = 60.0,
+    steps: int = 300,
 ) -> None:
-    """Raise `ContractViolated` if a text environment breaks its contract.
+    """Raise `ContractViolated` if an environment breaks its contract.
 
-    Takes a specification (made with its default configuration) or a made environment. Checks, on the first `tasks`
-    tasks of both splits: well-formed steps; finite rewards whatever the completion; that an episode ends within
-    `max_turns`; that the same task and completions give the same result (`deterministic=False` for judges that do not);
-    that a specification gives the same when it is made again; that episodes share no state, the messages given out
-    included; that a cancelled episode harms no other; that no call raises, or takes longer than `timeout` seconds.
+    Takes a specification (made with its default configuration) or, of a text environment, a made one. A control
+    environment is driven for `steps` steps: see `check_control`; the other arguments are not for it. Checks of text, on
+    the first `tasks` tasks of both splits: well-formed steps; finite rewards whatever the completion; that an episode
+    ends within `max_turns`; that the same task and completions give the same result (`deterministic=False` for judges
+    that do not); that a specification gives the same when it is made again; that episodes share no state, the messages
+    given out included; that a cancelled episode harms no other; that no call raises, or takes longer than `timeout`
+    seconds.
     """
     made: Any = environment
     again: Any = None
     if isinstance(environment, EnvironmentSpec):
+        if environment.kind == "control":
+            from tinker_atropos.contract_tests.control import check_control
+
+            spec = environment
+            check_control(lambda n: spec.make(spec.config(**{"num_envs": n})), name=spec.name, steps=steps)
+            return
         if environment.kind != "text":
             raise ContractViolated(NOT_TEXT.format(name=environment.name, kind=environment.kind))
         made, again = (environment.make(environment.config()) for _ in range(2))
+    if hasattr(made, "single_action_space"):
+        raise ContractViolated(MADE)
     if not isinstance(made, TextEnvironment):
         raise ContractViolated(NOT_AN_ENVIRONMENT.format(what=type(made).__name__))
     _run(_check(made, again, tasks, completions, _Play(max_turns, timeout), deterministic))

@@ -96,7 +96,7 @@ async def test_the_trainer_keeps_the_contract(server: Any, tiny_model: Path, tmp
     made = config(server)
     async with started(made, tiny_model, tmp_path) as (trainer, ref):
         as_contract: Trainer = trainer
-        policy = await SPEC.open_policy(ref, made)
+        policy: Any = await SPEC.open_policy(ref, made)
         assert (ref.step, ref.lineage, ref.endpoint, policy.context_length) == (0, 0, server.url, 128)
         assert policy.tokenizer().decode([64]) == policy.tokenizer().convert_ids_to_tokens(64)
         update = await take_step(trainer, made, ref)
