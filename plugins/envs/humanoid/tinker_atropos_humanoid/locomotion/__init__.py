@@ -1,0 +1,36 @@
+"""The fast path of Gymnasium's v5 locomotion tasks. Knows no task by name: they are rows of a table.
+
+    make_locomotion("HalfCheetah-v5", num_envs=16, ctrl_cost_weight=0.2)
+
+What a task is stands in `tasks`, what it accepts in `options`; `simulations` steps the physics, `vector_env` makes
+observations, rewards and resets of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinker_atropos_humanoid.locomotion.vector_env import LocomotionVectorEnv
+
+LOCOMOTION_IDS = ("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "Walker2d-v5")
+
+
+def make_locomotion(id: str, **settings: Any) -> LocomotionVectorEnv:
+    """Return a vector environment that equals `gymnasium.make_vec(id)`; `settings` as in `options`.
+
+    Raises `ConfigError` for an id that has no fast path, an unknown setting or a wrong value.
+    """
+    from tinker_atropos.config import validate
+    from tinker_atropos.errors import ConfigError, near
+
+    from tinker_atropos_humanoid.locomotion.options import VectorOptions
+    from tinker_atropos_humanoid.locomotion.tasks import TASKS
+    from tinker_atropos_humanoid.locomotion.vector_env import LocomotionVectorEnv
+
+    if id not in TASKS:
+        raise ConfigError(f"no fast path for {id!r}, only for {', '.join(TASKS)}.{near(id, TASKS)}")
+    task = TASKS[id]
+    vector = {name: value for name, value in settings.items() if name in VectorOptions.model_fields}
+    options = {name: value for name, value in settings.items() if name not in vector}
+    return LocomotionVectorEnv(task, validate(task.options, options, path=id), validate(VectorOptions, vector, path=id))
