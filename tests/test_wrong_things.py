@@ -116,7 +116,7 @@ def test_a_trainer_that_cannot_learn_the_environment(tinker_atropos, tmp_path):
     done = tinker_atropos("run", "--env", "wobble", "--trainer", "tinker", cwd=tmp_path, PYTHONPATH=str(plugin))
     assert done.returncode == 2, done.stderr
     assert "is of kind 'control'" in done.stderr
-    assert "Installed trainers that could: none" in done.stderr
+    assert "Installed trainers that could: torch_ppo" in done.stderr
 
 
 def test_a_run_folder_of_another_configuration(tinker_atropos, tiny_model, tmp_path):
