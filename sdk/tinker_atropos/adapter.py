@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from tinker_atropos.environment import Observation
+from tinker_atropos.external import EndpointSettings, PolicyEndpoint, PolicySource
 from tinker_atropos.trajectory import Completion, IntArray, Message, Sample, Segment, Stop
 
 
@@ -23,13 +25,16 @@ class AdapterSpec:
     """Describes an adapter to the registry without building it.
 
     `make` builds what the adapter offers: for a chat adapter (`sessions=True`) it is `make(config) -> SessionFactory`.
-    `serves` is the word after `tinker-atropos serve` that `command`, a click command, answers to.
+    `serves` is the word after `tinker-atropos serve` that `command`, a click command, answers to. An adapter that puts
+    policies behind HTTP has `endpoint(config, source, settings)`, an async context manager that serves until its block
+    ends.
     """
 
     name: str
     make: Callable[..., Any]
     config: type[AdapterConfig] = AdapterConfig
     sessions: bool = False
+    endpoint: Callable[[Any, PolicySource, EndpointSettings], AbstractAsyncContextManager[PolicyEndpoint]] | None = None
     serves: str | None = None
     command: Callable[[], Any] | None = None
     description: str = ""
