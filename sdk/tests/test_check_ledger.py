@@ -19,6 +19,10 @@ from tinker_atropos.trajectory import Group, PolicyRef, Segment, TaskRef, Trajec
 PER_STEP = 2
 
 
+def ordinal_of(group: Group) -> int:
+    return int(group.id.partition("-")[2])
+
+
 def make_group(ordinal: int, lineage: int, step: int, *, sampled: bool = True) -> Group:
     """Return a group of two trajectories of three tokens, each group with its own."""
     trajectories = []
@@ -74,13 +78,13 @@ class Planted:
     def record(self, step: int, groups: list[Group]) -> None:
         self.event("forward_backward", step - 1, data=hashes(groups), loss="importance_sampling")
         self.event("optim_step", step)
-        rows = [group_record(g, outcome="trained", step=step) for g in groups]
+        rows = [group_record(g, outcome="trained", step=step, ordinal=ordinal_of(g)) for g in groups]
         self.records.setdefault(step, []).extend(rows)
         self.consumed += [group.id for group in groups]
 
     def discard(self, step: int, reason: str = "equal_scores") -> None:
         (group,) = self.groups(step, 1)
-        row = group_record(group, outcome="discarded", step=step, reason=reason)
+        row = group_record(group, outcome="discarded", step=step, ordinal=ordinal_of(group), reason=reason)
         self.records.setdefault(step, []).append(row)
 
     def save(self, step: int, *, finished: bool = False, open: tuple[int, ...] = (), next: int | None = None) -> str:
@@ -317,7 +321,7 @@ def test_a_group_discarded_without_a_reason_fails(planted: Planted) -> None:
 
 def test_rollouts_of_a_dead_lineage_that_still_count_fail(resumed: Planted) -> None:
     dead = [make_group(ordinal, 0, 3) for ordinal in (4, 5)]
-    resumed.records[3] = [group_record(g, outcome="trained", step=3) for g in dead]
+    resumed.records[3] = [group_record(g, outcome="trained", step=3, ordinal=ordinal_of(g)) for g in dead]
     assert "step 3: 4 data of its rollouts were not trained on: lost" in resumed.violation()
 
 

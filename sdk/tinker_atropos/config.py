@@ -12,7 +12,16 @@ from pydantic import BaseModel
 from tinker_atropos import layers
 from tinker_atropos.errors import ConfigError, PluginError
 from tinker_atropos.layers import Given
-from tinker_atropos.registry import KINDS, WORDS, Registry, is_file_reference, load_file, normal
+from tinker_atropos.registry import (
+    KINDS,
+    WORDS,
+    Registry,
+    is_file_reference,
+    load_file,
+    normal,
+    read_references,
+    split_reference,
+)
 from tinker_atropos.rollout.control_plan import control_plan, idle_keys, is_control, settle_length
 from tinker_atropos.sections import (
     FLAGS,
@@ -141,8 +150,9 @@ def _read(
 
 
 def _resolve(written: Sequence[layers.Layer], registry: Registry) -> Config:
-    environment_spec = _environment_spec(written, registry)
-    trainer_spec = _plugin(written, registry, "trainer", "--trainer tinker")
+    environment_spec, referred = _environment_spec(written, registry)
+    written = [*written, *referred]
+    trainer_spec = _plugin(layers.peek(written, "run.trainer"), registry, "trainer", "--trainer tinker")
     _check_kind(environment_spec, trainer_spec, registry)
     adapter_spec = None if environment_spec.kind == "control" else _adapter_spec(written, registry)
     check_fit(environment_spec, trainer_spec, adapter_spec, registry)
@@ -173,7 +183,7 @@ def _resolve(written: Sequence[layers.Layer], registry: Registry) -> Config:
         run=run.model_copy(
             update={
                 "name": _run_name(*names.values()) if run.name is None else run.name,
-                "env": run.env if is_file_reference(run.env) else environment_spec.name,
+                "env": _written_env(run.env, environment_spec.name),
                 "trainer": trainer_spec.name,
             }
         ),
@@ -198,15 +208,28 @@ def _resolve(written: Sequence[layers.Layer], registry: Registry) -> Config:
     return replace(config, unused=_unused(merged, config, names.values()))
 
 
-def _environment_spec(written: Sequence[layers.Layer], registry: Registry) -> Any:
+def _environment_spec(written: Sequence[layers.Layer], registry: Registry) -> tuple[Any, list[layers.Layer]]:
+    """Return the environment's specification, and a layer of the settings that its name brings along."""
     name = layers.peek(written, "run.env")
     if isinstance(name, str) and is_file_reference(name):
-        return registry.add("env", load_file(name))
-    return _plugin(written, registry, "env", "--env gsm8k")
+        return registry.add("env", load_file(name)), []
+    names = [name] if isinstance(name, str) else name
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(one, str) for one in names):
+        return _plugin(name, registry, "env", "--env gsm8k"), []
+    split = [split_reference(one) for one in names]
+    if len(split) > 1 and (len({normal(plugin) for plugin, _ in split}) > 1 or any(rest is None for _, rest in split)):
+        raise ConfigError(
+            f"run.env: {', '.join(names)}: one run has one environment; only one that takes several, such as "
+            "`--env atropos:a.py --env atropos:b.py`, may be named more than once"
+        )
+    spec = _plugin(split[0][0], registry, "env", "--env gsm8k")
+    settings = read_references(spec, [rest for _, rest in split])
+    if not settings:
+        return spec, []
+    return spec, [layers.read_overrides((f"env.{key}", value, "--env") for key, value in settings.items())]
 
 
-def _plugin(written: Sequence[layers.Layer], registry: Registry, kind: Literal["env", "trainer"], example: str) -> Any:
-    name = layers.peek(written, f"run.{kind}")
+def _plugin(name: Any, registry: Registry, kind: Literal["env", "trainer"], example: str) -> Any:
     if name is None:
         names = ", ".join(plugin.name for plugin in registry.listed(kind)) or "none"
         own = ", or your own `--env ./my_env.py:env`" if kind == "env" else ""
@@ -243,7 +266,9 @@ def _defaults(spec: Any, used: Iterable[str], owners: Sequence[layers.Owner]) ->
 
 def _check_kind(environment_spec: Any, trainer_spec: Any, registry: Registry) -> None:
     missing = sorted(environment_spec.needs - trainer_spec.can)
-    if environment_spec.kind in trainer_spec.kinds and not missing:
+    # An environment that drives itself hands in groups of text.
+    learnt = "text" if environment_spec.kind == "external" else environment_spec.kind
+    if learnt in trainer_spec.kinds and not missing:
         return
     could = []
     for plugin in registry.listed("trainer"):
@@ -251,12 +276,12 @@ def _check_kind(environment_spec: Any, trainer_spec: Any, registry: Registry) ->
             other = registry.load("trainer", plugin.name)
         except PluginError:
             continue
-        if environment_spec.kind in other.kinds and environment_spec.needs <= other.can:
+        if learnt in other.kinds and environment_spec.needs <= other.can:
             could.append(other.name)
     kinds = ", ".join(sorted(trainer_spec.kinds)) or "nothing"
     lacks = (
         f"is of kind {environment_spec.kind!r}, and trainer {trainer_spec.name!r} learns {kinds}"
-        if environment_spec.kind not in trainer_spec.kinds
+        if learnt not in trainer_spec.kinds
         else f"needs {', '.join(missing)}, which trainer {trainer_spec.name!r} can't"
     )
     raise PluginError(
@@ -271,6 +296,11 @@ def check_fit(environment_spec: Any, trainer_spec: Any, adapter_spec: Any, regis
     if environment_spec.kind == "text" and not adapter_spec.sessions:
         raise PluginError(
             f"rollout.adapter: {adapter_spec.name!r} opens no text sessions; use rollout.adapter=managed_server"
+        )
+    if environment_spec.kind == "external" and adapter_spec.endpoint is None:
+        raise PluginError(
+            f"rollout.adapter: {adapter_spec.name!r} puts no policy behind HTTP, and environment "
+            f"{environment_spec.name!r} samples there; use rollout.adapter=managed_server"
         )
 
 
@@ -356,6 +386,13 @@ def _at_rest(path: str, value: Any) -> bool:
     section, _, key = path.partition(".")
     field_info = SECTIONS[section].model_fields.get(key) if section in SECTIONS else None
     return field_info is not None and value == field_info.default and type(value) is type(field_info.default)
+
+
+def _written_env(name: str | tuple[str, ...] | None, plugin: str) -> str | tuple[str, ...]:
+    """Return the environment as a file is to name it: in the plugin's own spelling, with what follows a colon."""
+    names = [name] if isinstance(name, str) else list(name or ())
+    said = tuple(one if is_file_reference(one) or split_reference(one)[1] is not None else plugin for one in names)
+    return said[0] if len(said) == 1 else said
 
 
 def _run_name(environment: str, trainer: str, *_: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tinker_atropos.attempt import Attempt
 from tinker_atropos.config import Config
 from tinker_atropos.control import ControlBatch, ControlPolicy, ControlSpaces, ControlTrainer, ControlUpdate
 from tinker_atropos.control_metrics import control_metrics
@@ -25,9 +26,9 @@ from tinker_atropos.rollout.fragments import Actor, Broken, Lane
 from tinker_atropos.rollout.schedule import derive_seed
 from tinker_atropos.rollout.shards import made, open_shard
 from tinker_atropos.rollout.simulations import Shape, check_spaces, is_resumable
-from tinker_atropos.run_folder import Manifest, RunFolder, latest_manifest, write_atomically
-from tinker_atropos.supervise import Stopped, Supervisor
-from tinker_atropos.trainer import Checkpoint, RunSpec
+from tinker_atropos.run_folder import RunFolder, write_atomically
+from tinker_atropos.supervise import Stopped
+from tinker_atropos.trainer import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +75,11 @@ class ControlTraining:
         registry: Registry,
         stop: asyncio.Event,
     ) -> None:
-        self.config, self.progress, self.folder, self.registry = config, progress, folder, registry
+        self.config, self.progress, self.folder = config, progress, folder
         self.plan, self.spaces = control_plan(config), probed.spaces
+        self.attempt = Attempt(config, progress, folder, registry, stop, total=self.plan.total_updates)
         self.exact = probed.resumable and self.plan.schedule == "sync"
-        self.manifest = latest_manifest(folder, say=progress.say)
-        self.lineage = folder.next_lineage(self.manifest)
-        self.step = self.manifest.step if self.manifest else 0
         self.env_steps = 0
-        self.consumed: list[str] = []
-        self.supervisor = Supervisor(stop, progress.say, lambda: f"step {self.step}")
         self.actor = Actor(self.spaces, threading.Lock())
         loop = asyncio.get_running_loop()
         self.say: Callable[[str], None] = lambda text: _call(loop, progress.say, text)  # from the collector's thread
@@ -90,15 +87,21 @@ class ControlTraining:
         self.broken_before = 0
         self.line_written = time.monotonic()
 
+    @property
+    def step(self) -> int:
+        """How many updates the weights have taken."""
+        return self.attempt.step
+
     async def go(self) -> Checkpoint:
         """Train to the last update; return its checkpoint."""
-        self.folder.rewind(self.step if self.manifest else -1, self.lineage - 1)
+        spec, manifest = self.attempt.begin(), self.attempt.manifest
         trainer: ControlTrainer = self.config.trainer_spec.make(self.config.trainer)
         collector: ControlCollector | None = None
-        with self.supervisor.watching():
+        with self.attempt.supervisor.watching():
             try:
-                first = await self._awaiting(self._start(trainer), "starting the trainer")
-                self.supervisor.enter("making the simulations")
+                starting = trainer.start(spec, self.spaces, manifest.checkpoint if manifest else None)
+                first = await self.attempt.awaiting(starting, "starting the trainer")
+                self.attempt.supervisor.enter("making the simulations")
                 collector = await asyncio.to_thread(self._collector)
                 await self._open(collector)
                 return await self._updates(trainer, collector, first)
@@ -106,22 +109,6 @@ class ControlTraining:
                 if collector is not None:
                     await asyncio.to_thread(collector.close)
                 await trainer.close()
-
-    async def _start(self, trainer: ControlTrainer) -> ControlUpdate:
-        config, manifest = self.config, self.manifest
-        if manifest is not None:
-            self.progress.say(f"continuing {config.name} from step {manifest.step}")
-        spec = RunSpec(
-            name=config.name,
-            folder=self.folder.path,
-            config=config.trainer,
-            model=None,
-            seed=config.run.seed,
-            deterministic=config.run.deterministic,
-            lineage=self.lineage,
-            say=self.progress.say,
-        )
-        return await trainer.start(spec, self.spaces, manifest.checkpoint if manifest else None)
 
     def _collector(self) -> ControlCollector:
         config, plan = self.config, self.plan
@@ -137,12 +124,12 @@ class ControlTraining:
                 lane.shard.close()
             raise
         return ControlCollector(
-            lanes, plan.pace, seed=config.run.seed, lineage=self.lineage, first_update=self.step, say=self.say
+            lanes, plan.pace, seed=config.run.seed, lineage=self.attempt.lineage, first_update=self.step, say=self.say
         )
 
     async def _open(self, collector: ControlCollector) -> None:
         state = ControlState(0, 0, None)
-        if self.manifest is not None:
+        if self.attempt.manifest is not None:
             state = await asyncio.to_thread(read_state, state_file(self.folder.path, self.step))
             if state.lanes is None or not self.exact:
                 why = "schedule=async" if self.plan.schedule != "sync" else "the environment has no snapshot()"
@@ -151,23 +138,22 @@ class ControlTraining:
         await asyncio.to_thread(collector.open, state.lanes if self.exact else None, state.ordinal)
 
     async def _updates(self, trainer: ControlTrainer, collector: ControlCollector, first: ControlUpdate) -> Checkpoint:
-        config, total = self.config, self.plan.total_updates
-        interval = config.trainer.save_checkpoint_interval
-        checkpoint = self.manifest.checkpoint if self.manifest else None
+        attempt, total = self.attempt, self.plan.total_updates
+        checkpoint = self.attempt.manifest.checkpoint if self.attempt.manifest else None
         if self.step < total:
             collector.publish(first.policy)
         self.line_written = time.monotonic()
         while self.step < total:
             began = time.monotonic()
-            self.supervisor.enter("waiting for steps of the simulations")
+            self.attempt.supervisor.enter("waiting for steps of the simulations")
             fragments = await collector.batch(self.step)
             waited = time.monotonic() - began
-            self.supervisor.enter("training")
+            self.attempt.supervisor.enter("training")
             update = await trainer.update(ControlBatch(self.step, fragments))
             trained = time.monotonic() - began - waited
-            self.step = update.ref.step
+            attempt.step = update.ref.step
             self.env_steps += sum(fragment.steps for fragment in fragments)
-            self.consumed += [fragment.id for fragment in fragments]
+            attempt.consumed += [fragment.id for fragment in fragments]
             last = self.step >= total
             if self.plan.schedule == "async" and not last:
                 collector.publish(update.policy)
@@ -177,17 +163,16 @@ class ControlTraining:
                 with suppress(Stopped):  # the update itself is done, and is kept
                     metrics |= await self._evaluate(update.policy, pictures=last)
             self.folder.append_metrics(metrics)
-            self._notify("on_metrics", step=self.step, metrics=metrics)
+            self.attempt.notify("on_metrics", step=self.step, metrics=metrics)
             self.progress.step(metrics, total)
-            if last or self.supervisor.stopping or (interval and self.step % interval == 0):
+            if attempt.due(last=last):
                 checkpoint = await self._save(trainer, collector, final=last)
-            if self.supervisor.stopping and not last:
-                raise self._stopped()
+            if self.attempt.supervisor.stopping and not last:
+                raise self.attempt.stopped()
             if self.plan.schedule == "sync" and not last:
                 collector.publish(update.policy)
-        manifest = self.manifest
-        if checkpoint is None or (manifest is not None and manifest.step == self.step and not manifest.finished):
-            self.consumed = list(manifest.consumed) if manifest else []
+        if checkpoint is None or attempt.unfinished:
+            attempt.consumed = list(attempt.manifest.consumed) if attempt.manifest else []
             checkpoint = await self._save(trainer, collector, final=True)
         return checkpoint
 
@@ -204,7 +189,7 @@ class ControlTraining:
 
     def _evaluation_due(self, last: bool) -> bool:
         every = self.config.env.steps_per_eval
-        return bool(every) and (last or (self.step % every == 0 and not self.supervisor.stopping))
+        return bool(every) and (last or (self.step % every == 0 and not self.attempt.supervisor.stopping))
 
     async def _evaluate(self, policy: ControlPolicy, *, pictures: bool) -> dict[str, float]:
         """Evaluate on simulations of its own; at the end leave pictures of an episode too."""
@@ -226,7 +211,7 @@ class ControlTraining:
         """Run work in a thread; where the user asks the run to stop, tell it by the event."""
         stop = threading.Event()
         try:
-            return await self._awaiting(asyncio.to_thread(work, stop), stage)
+            return await self.attempt.awaiting(asyncio.to_thread(work, stop), stage)
         finally:
             stop.set()
 
@@ -279,49 +264,12 @@ class ControlTraining:
         self.say(f"pictures of an episode: {path}")
 
     async def _save(self, trainer: ControlTrainer, collector: ControlCollector, *, final: bool) -> Checkpoint:
-        self.supervisor.enter("saving a checkpoint")
-        name = "final" if final else f"step-{self.step:06d}"
-        if self.lineage and not final:
-            name += f"-r{self.lineage}"
-        checkpoint = await trainer.save(name)
-        lanes = await asyncio.to_thread(collector.snapshot) if self.exact else None
-        state = ControlState(self.env_steps, collector.ordinal, lanes)
-        await asyncio.to_thread(write_state, state_file(self.folder.path, self.step), state)
-        manifest = Manifest(
-            run=self.config.name,
-            lineage=self.lineage,
-            step=self.step,
-            checkpoint=checkpoint,
-            consumed=tuple(self.consumed),
-            cursor={"next": collector.ordinal, "open": []},
-            finished=final,
-        )
-        await asyncio.to_thread(self.folder.write_manifest, manifest)
-        self.consumed = []
-        self._notify("on_checkpoint", manifest=manifest.as_dict())
-        return checkpoint
+        async def beside() -> None:
+            lanes = await asyncio.to_thread(collector.snapshot) if self.exact else None
+            state = ControlState(self.env_steps, collector.ordinal, lanes)
+            await asyncio.to_thread(write_state, state_file(self.folder.path, self.step), state)
 
-    def _notify(self, hook: str, **values: Any) -> None:
-        """Call the listeners; one that fails is named and harms nobody else."""
-        try:
-            getattr(self.registry.hooks, hook)(**values)
-        except Exception as error:
-            log.exception("a listener of %s failed", hook)
-            self.progress.say(f"a plugin's {hook} failed: {type(error).__name__}: {error}")
-
-    async def _awaiting(self, work: Any, stage: str) -> Any:
-        try:
-            return await self.supervisor.awaiting(work, stage)
-        except Stopped:
-            raise self._stopped() from None
-
-    def _stopped(self) -> Stopped:
-        if not self.folder.begun():
-            return Stopped("stopped before anything was done, as asked; the same command begins again")
-        return Stopped(
-            f"stopped at step {self.step} of {self.plan.total_updates}, as asked; continue with `tinker-atropos run "
-            f"--resume --name {self.config.name}`"
-        )
+        return await self.attempt.save(trainer, {"next": collector.ordinal, "open": []}, final=final, beside=beside)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[str], None], text: str) -> None:

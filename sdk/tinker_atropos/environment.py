@@ -94,6 +94,7 @@ class EnvironmentSpec:
     `make(config)` builds it from an instance of `config`. `stop` is where a turn ends. `needs` names what the trainer
     must be able to learn or the policy to do (`tools`, `images`, `token_advantages`). `defaults` are settings of other
     sections that suit this environment, as `section.key` paths; anything the user writes goes before them.
+    `reference` reads what stands after the colon of `--env NAME:…`, once for each, into settings of `config`.
     """
 
     name: str
@@ -104,6 +105,7 @@ class EnvironmentSpec:
     needs: frozenset[str] = frozenset()
     description: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    reference: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
 
 
 class Task:

@@ -97,8 +97,8 @@ class GroupSink(Protocol):
         """Add a group; idempotent by id. At the cap it waits `wait` seconds (None: for ever), then is `blocked`."""
         ...
 
-    def discard(self, group: Group, reason: str) -> None:
-        """Record a group that arrived and can't be trained on; its reason is counted and shown."""
+    async def discard(self, group: Group, reason: str) -> None:
+        """Record a group that arrived and can't be trained on; it ends with that reason, which is counted."""
         ...
 
     def metrics(self, values: Mapping[str, float]) -> None:
@@ -111,7 +111,10 @@ class GroupSink(Protocol):
 
 
 class ExternalEnvironment(Protocol):
-    """An environment that drives itself. It may besides define `async close()`."""
+    """An environment that drives itself.
+
+    It may besides define `async close()`, and `endpoint`, a mapping of `EndpointSettings` such as `{"port": 8001}`.
+    """
 
     async def run(self, endpoint: PolicyEndpoint, sink: GroupSink) -> None:
         """Produce groups until cancelled. A return or an error before the last step ends the run, which then says why.

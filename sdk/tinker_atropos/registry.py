@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, distributions, entry_points
@@ -319,9 +319,30 @@ def load_file(reference: str) -> Any:
     return spec
 
 
+def split_reference(name: str) -> tuple[str, str | None]:
+    """Return the plugin that `atropos:path/to/env.py` names and what follows the colon; None where none does."""
+    plugin, colon, rest = name.partition(":")
+    return (plugin, rest) if colon and NAME.fullmatch(plugin) else (name, None)
+
+
 def is_file_reference(name: str | None) -> bool:
     """Whether an environment name means a file: `./my_env.py:env`, `my_env.py`."""
-    return name is not None and (name.endswith(".py") or ".py:" in name or "/" in name)
+    if name is None or split_reference(name)[1] is not None:
+        return False
+    return name.endswith(".py") or ".py:" in name or "/" in name
+
+
+def read_references(spec: Any, rests: Sequence[str | None]) -> Mapping[str, Any]:
+    """Return the settings that `NAME:…` stands for; raises `PluginError` where the environment takes none."""
+    given = [rest for rest in rests if rest is not None]
+    if not given:
+        return {}
+    if spec.reference is None:
+        raise PluginError(
+            f"environment {spec.name!r} takes nothing after a colon, got {given[0]!r:.80}; say `--env {spec.name}` and "
+            "give its settings as --set env.key=value; a file of your own is ./my_env.py:name"
+        )
+    return dict(spec.reference(given))
 
 
 def _line(error: BaseException, path: Path) -> str:
@@ -343,8 +364,9 @@ def load_environment(name: str, **config: Any) -> Any:
     """
     from tinker_atropos.config import validate
 
-    spec = load_file(name) if is_file_reference(name) else Registry().load("env", name)
-    return spec.make(validate(spec.config, config, path=f"env {spec.name}"))
+    plugin, rest = split_reference(name)
+    spec = load_file(name) if is_file_reference(name) else Registry().load("env", plugin)
+    return spec.make(validate(spec.config, {**read_references(spec, [rest]), **config}, path=f"env {spec.name}"))
 
 
 def load_trainer(name: str, **config: Any) -> Any:

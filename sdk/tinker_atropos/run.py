@@ -17,8 +17,11 @@ from tinker_atropos.errors import ConfigError, UpdateUncertain
 from tinker_atropos.progress import Progress
 from tinker_atropos.registry import Registry, normal
 from tinker_atropos.rollout.control_plan import is_control
+from tinker_atropos.rollout.external import ExternalProduction
 from tinker_atropos.rollout.plan import check_environment_splits, load_tokenizer, make_environment
+from tinker_atropos.rollout.production import EpisodeProduction, Production
 from tinker_atropos.run_folder import RunFolder, latest_manifest
+from tinker_atropos.state import MemoryState, State
 from tinker_atropos.supervise import Stopped
 from tinker_atropos.text_training import TextTraining
 from tinker_atropos.trainer import Checkpoint
@@ -75,17 +78,38 @@ async def run(
             )
     environment = make_environment(config) if environment is None else environment
     try:
-        test_tasks = check_environment_splits(environment, config)
-        tokenizer = await asyncio.to_thread(load_tokenizer, config)
+        production = await _production(config, environment)
         with _held(folder, config, resume=resume):
             return await _attempts(
-                progress,
-                folder,
-                lambda: TextTraining(config, progress, folder, environment, test_tasks, tokenizer, registry, stop),
-                _measure(config),
+                progress, folder, _attempt(config, progress, folder, production, registry, stop), _measure(config)
             )
     finally:
         await _close(environment)
+
+
+async def _production(config: Config, environment: Any) -> Production:
+    if config.environment_spec.kind == "external":
+        return ExternalProduction(config, environment)
+    test_tasks = check_environment_splits(environment, config)
+    return EpisodeProduction(config, environment, test_tasks, await asyncio.to_thread(load_tokenizer, config))
+
+
+def _attempt(
+    config: Config,
+    progress: Progress,
+    folder: RunFolder,
+    production: Production,
+    registry: Registry,
+    stop: asyncio.Event,
+) -> Callable[[], TextTraining]:
+    """Return what begins an attempt. Groups that nobody could make again outlive it, in one state for all."""
+    kept: State | None = MemoryState(production.cap()) if production.lasting else None
+
+    def begin() -> TextTraining:
+        state = MemoryState(production.cap()) if kept is None else kept
+        return TextTraining(config, progress, folder, production, state, registry, stop)
+
+    return begin
 
 
 def check_folder(config: Config, *, resume: bool) -> None:

@@ -52,7 +52,8 @@ MAY_CHANGE_IN_TRAINER = {
 class Manifest:
     """A run checkpoint: what of the run is final at `step`. Written atomically, and after all that it names.
 
-    `consumed` are the groups trained on since the manifest before; `cursor` is the task stream's.
+    `consumed` are the groups trained on since the manifest before; `cursor` is the source's. `ancestry` lists the
+    lineages that the weights of `lineage` come from, each with the last of its steps that they hold.
     """
 
     run: str
@@ -63,6 +64,7 @@ class Manifest:
     cursor: Mapping[str, Any]
     finished: bool = False
     created: float = field(default_factory=time.time)
+    ancestry: tuple[tuple[int, int], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready mapping."""
@@ -82,6 +84,7 @@ class Manifest:
             cursor={"next": int(content["cursor"]["next"]), "open": [int(n) for n in content["cursor"]["open"]]},
             finished=bool(content["finished"]),
             created=float(content["created"]),
+            ancestry=tuple((int(lineage), int(step)) for lineage, step in content.get("ancestry", ())),
         )
 
 

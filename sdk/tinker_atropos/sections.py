@@ -17,7 +17,9 @@ class Section(BaseModel):
 class RunSection(Section):
     """What runs, and where it writes."""
 
-    env: str | None = Field(None, description="environment plugin, or ./my_env.py:env")
+    env: str | tuple[str, ...] | None = Field(
+        None, description="environment plugin, ./my_env.py:env, or atropos:path/to/env.py[=weight], which may be a list"
+    )
     trainer: str | None = Field(None, description="trainer plugin")
     name: str | None = Field(None, description="name of the run folder; default: environment, trainer and time")
     output: Path = Field(Path("runs"), description="folder that holds the run folders")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tinker_atropos.errors import RunError
-from tinker_atropos.rollout.collect import Discarded
+from tinker_atropos.rollout.source import Discarded
 from tinker_atropos.trajectory import Group, Trajectory
 
 
@@ -100,4 +100,4 @@ def _counts(prefix: str, counts: Mapping[str, int]) -> dict[str, float]:
 
 def was_truncated(trajectory: Trajectory) -> bool:
     """Whether an episode was cut off, by its length limit, its context, its turn limit or its environment."""
-    return trajectory.truncated or trajectory.finish_reasons[-1] == "length"
+    return trajectory.truncated or trajectory.finish_reasons[-1:] == ("length",)

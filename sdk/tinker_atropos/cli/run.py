@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SHORT = {
     "env": "run.env",
+    "env_python": "env.python",
     "trainer": "run.trainer",
     "model": "openai.model_name",
     "steps": "env.total_steps",
@@ -41,6 +42,15 @@ def _once(context: click.Context, parameter: click.Parameter, values: tuple[Any,
         shown = " and ".join(repr(value) for value in values)
         raise click.UsageError(f"{parameter.opts[-1]} is given {len(values)} times, as {shown}; keep one.", context)
     return values[0] if values else None
+
+
+def _environments(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Any:
+    """Several may be named only where each stands behind a plugin's colon."""
+    from tinker_atropos.registry import split_reference
+
+    if len(values) > 1 and all(split_reference(value)[1] is not None for value in values):
+        return values
+    return _once(context, parameter, values)
 
 
 def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
@@ -78,7 +88,13 @@ def _hint(typed: list[str]) -> str:
 
 @click.command("run", cls=RunCommand)
 @_option("-c", "--config", type=click.Path(), help="YAML file; sections as in Atropos, and run, rollout, trainer.")
-@_option("--env", help="Environment plugin, or ./my_env.py:env.")
+@click.option(
+    "--env",
+    multiple=True,
+    callback=_environments,
+    help="Environment plugin, ./my_env.py:env, or an Atropos script as atropos:PATH[=WEIGHT]; that one is repeatable.",
+)
+@_option("--env-python", metavar="PYTHON", help="Interpreter for an Atropos script.  [default: this one]")
 @_option("--trainer", help="Trainer plugin.")
 @click.option("--local", is_flag=True, help="Train on this machine: no key, no network.")
 @_option("--model", help="Model to train: hosted name; with --local a packaged name, a folder or a hub id.")

@@ -66,7 +66,7 @@ def check_ledger(journal: Path, run: Path) -> Ledger:
     _compare(steps, expected)
     _each_once(records, manifests[-1])
     _manifests_agree(manifests, records, len(steps))
-    _fresh(records, _staleness_bound(config, run))
+    _fresh(records, _staleness_bound(config, run), manifests)
     return Ledger(
         steps=len(steps),
         trained=sum(record["outcome"] == "trained" for record in records),
@@ -252,14 +252,14 @@ def _manifests_agree(manifests: Sequence[Manifest], records: Sequence[Mapping[st
         )
 
 
-def _fresh(records: Sequence[Mapping[str, Any]], bound: int) -> None:
-    """Each trained turn was sampled by a policy of the group's lineage, at most `bound` optimiser steps old."""
+def _fresh(records: Sequence[Mapping[str, Any]], bound: int, manifests: Sequence[Manifest]) -> None:
+    """Each trained turn was sampled by a policy that the weights had been, at most `bound` optimiser steps before."""
     for record in records:
         if record["outcome"] != "trained":
             continue
         newest, id = record["step"] - 1, record["group"]
         policies = [policy for trajectory in record["trajectories"] for policy in trajectory["policies"]]
-        foreign = sorted({p["lineage"] for p in policies if str(p["lineage"]) != id.partition("-")[0]})
+        foreign = sorted({p["lineage"] for p in policies if not _was(p, id, record["step"], manifests)})
         if foreign:
             raise LedgerViolated(f"step {newest + 1}: group {id} was sampled by policies of the lineages {foreign}")
         steps = [policy["step"] for policy in policies]
@@ -271,6 +271,20 @@ def _fresh(records: Sequence[Mapping[str, Any]], bound: int) -> None:
             raise LedgerViolated(
                 f"step {newest + 1}: group {id} was sampled by the policy of step {max(steps)}, which came later"
             )
+
+
+def _was(policy: Mapping[str, Any], id: str, step: int, manifests: Sequence[Manifest]) -> bool:
+    """Whether a policy is of the lineage that trained the group, or one that this came from.
+
+    A group that was rolled out here names its lineage in its id; one that was handed in may be of an older one.
+    """
+    lineage, dash, ordinal = id.partition("-")
+    if dash and lineage.isdecimal() and ordinal.isdecimal():
+        return str(policy["lineage"]) == lineage
+    manifest = next((manifest for manifest in manifests if manifest.step >= step), None)
+    if manifest is None or policy["lineage"] == manifest.lineage:
+        return True
+    return any(policy["lineage"] == old and policy["step"] <= last for old, last in manifest.ancestry)
 
 
 def _staleness_bound(config: Mapping[str, Any], run: Path) -> int:

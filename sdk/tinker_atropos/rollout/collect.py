@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,8 @@ from tinker_atropos.errors import FilteredOut
 from tinker_atropos.rollout.group import GroupPlan, episodes_failed, run_group
 from tinker_atropos.rollout.policies import PolicyPool
 from tinker_atropos.rollout.schedule import Issued, TaskStream, derive_seed
-from tinker_atropos.trajectory import Group, TaskRef
+from tinker_atropos.rollout.source import Discarded
+from tinker_atropos.trajectory import Group
 
 log = logging.getLogger(__name__)
 
@@ -37,29 +38,9 @@ class Bounds:
     max_failed_groups: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Discarded:
-    """A task that ended without being trained on. `group` is what there was of it."""
-
-    id: str
-    task: TaskRef
-    reason: str
-    group: Group | None
-
-    @property
-    def ordinal(self) -> int:
-        """The task's place in the run's order."""
-        return ordinal_of(self.id)
-
-
 def group_id(lineage: int, ordinal: int) -> str:
     """Return the id of the group that the task at `ordinal` of the run's order becomes in a lineage."""
     return f"{lineage}-{ordinal:06d}"
-
-
-def ordinal_of(id: str) -> int:
-    """Return the place in the run's order of a group's task."""
-    return int(id.partition("-")[2])
 
 
 class Collector:
@@ -93,7 +74,7 @@ class Collector:
         self._wake = asyncio.Event()
         self._filtered_in_a_row = self._failed_in_a_row = 0
         self._last_scores: tuple[float, ...] = ()
-        self.ordinals: dict[str, int] = {}  # of the groups that were kept and have not ended
+        self._ordinals: dict[str, int] = {}  # of the groups that were kept and have not ended
         self._failures: Counter[str] = Counter()
         self._discarded: list[Discarded] = []
 
@@ -126,17 +107,28 @@ class Collector:
         """A newer policy was adopted."""
         self._wake.set()
 
-    def taken(self, groups: int) -> None:
-        """The trainer took this many groups into a step."""
-        self._taken += groups
-        self._kept -= groups
+    def wanted(self, groups: Sequence[Group]) -> int:
+        """Return how many groups more the next batch needs beside these."""
+        return self._bounds.groups_per_batch - len(groups)
+
+    def unfit(self, group: Group) -> str:
+        """Whatever was kept is fit."""
+        return ""
+
+    def ordinal(self, id: str) -> int:
+        """Return the place in the run's order of a group that was kept."""
+        return self._ordinals[id]
+
+    def taken(self, groups: Sequence[Group]) -> None:
+        """The trainer took these into a step."""
+        self._taken += len(groups)
+        self._kept -= len(groups)
         self._wake.set()
 
     def discard(self, group: Group, reason: str) -> None:
         """A kept group ends without being trained on, and is replaced."""
         self._kept -= 1
-        del self.ordinals[group.id]
-        self._discarded.append(Discarded(group.id, group.task, reason, group))
+        self._discarded.append(Discarded(group.id, group.task, reason, group, self._ordinals.pop(group.id)))
         self._wake.set()
 
     def recorded(self, discarded: Iterable[Discarded]) -> None:
@@ -146,7 +138,7 @@ class Collector:
 
     def consumed(self, group: Group) -> None:
         """A group was trained on."""
-        self._stream.end(self.ordinals.pop(group.id))
+        self._stream.end(self._ordinals.pop(group.id))
 
     def tally(self) -> str:
         """Say how many groups are in flight, and what became of those that ended since the last step."""
@@ -158,6 +150,22 @@ class Collector:
         """Return how many tries of episodes failed since the last call, by cause."""
         failures, self._failures = self._failures, Counter()
         return failures
+
+    def take_metrics(self) -> Mapping[str, float]:
+        """Episodes bring their own."""
+        return {}
+
+    def cursor(self) -> dict[str, Any]:
+        """Return where the order of tasks stands, with the open ones."""
+        return self._stream.cursor()
+
+    def unfinished(self, pending: Sequence[Group]) -> list[Discarded]:
+        """Return the kept groups among these; a resume gives their tasks out again."""
+        return [
+            Discarded(group.id, group.task, "stopped", group, self._ordinals[group.id])
+            for group in pending
+            if group.id in self._ordinals
+        ]
 
     def take_discarded(self) -> list[Discarded]:
         """Return what was discarded since the last call; their tasks stay open until `recorded`."""
@@ -189,7 +197,7 @@ class Collector:
         self._failures.update(report.failures)
         if group is None:
             self._failed_in_a_row += 1
-            self._discarded.append(Discarded(id, issued.task, "failed", None))
+            self._discarded.append(Discarded(id, issued.task, "failed", None, issued.ordinal))
             if self._failed_in_a_row >= self._bounds.max_failed_groups:
                 raise episodes_failed(self._failed_in_a_row, report.last_error)
             return
@@ -198,7 +206,7 @@ class Collector:
             self._filter(issued, group)
             return
         self._filtered_in_a_row = 0
-        self.ordinals[id] = issued.ordinal
+        self._ordinals[id] = issued.ordinal
         self._kept += 1
         self._on_group(group)
         if await self._store.put(group) != "accepted":
@@ -207,7 +215,7 @@ class Collector:
 
     def _filter(self, issued: Issued, group: Group) -> None:
         self._filtered_in_a_row += 1
-        self._discarded.append(Discarded(group.id, issued.task, "equal_scores", group))
+        self._discarded.append(Discarded(group.id, issued.task, "equal_scores", group, issued.ordinal))
         if self._filtered_in_a_row >= self._bounds.max_filtered_groups:
             score = group.scores[0]
             raise FilteredOut(

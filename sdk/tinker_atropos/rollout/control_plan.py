@@ -25,6 +25,16 @@ FOR_TEXT = {
     "run": "previews",
 }
 FOR_CONTROL = {"env": "shards", "rollout": "workers eval_episodes max_broken_episodes"}
+# What our own rollout of episodes reads, and an environment that drives itself decides alone.
+FOR_EPISODES = {
+    "env": "tokenizer_name",
+    "openai": "num_requests_for_eval",
+    "rollout": (
+        "max_tokens max_turns temperature top_p top_k episode_timeout episode_retries min_group_size context_overflow "
+        "eval_tasks eval_temperature"
+    ),
+    "run": "previews",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,12 @@ def idle_keys(config: Config) -> dict[str, str]:
         for section, keys in (FOR_TEXT if control else FOR_CONTROL).items()
         for key in keys.split()
     }
+    if config.environment_spec.kind == "external":
+        idle |= {
+            f"{section}.{key}": "the environment drives itself"
+            for section, keys in FOR_EPISODES.items()
+            for key in keys.split()
+        }
     if control and getattr(config.trainer, "schedule", "sync") == "sync":
         section = normal(config.trainer_spec.name)
         idle["env.max_batches_offpolicy"] = idle["rollout.max_staleness"] = (

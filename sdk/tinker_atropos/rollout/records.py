@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tinker_atropos.errors import CheckpointError
-from tinker_atropos.rollout.collect import Discarded, ordinal_of
+from tinker_atropos.rollout.source import Discarded
 from tinker_atropos.trajectory import FloatArray, Group, PolicyRef, Segment, TaskRef, Trajectory
 
 
@@ -21,13 +21,17 @@ def group_record(
     *,
     outcome: str,
     step: int,
+    ordinal: int,
     reason: str = "",
     advantages: Sequence[Sequence[FloatArray]] | None = None,
 ) -> dict[str, Any]:
-    """Return a JSON-ready record. `advantages` are the trainer's, per trajectory and segment; `step` the batch's."""
+    """Return a JSON-ready record; `step` is the batch's, `ordinal` the group's place in the run's order.
+
+    `advantages` are the trainer's, per trajectory and segment.
+    """
     return {
         "group": group.id,
-        "ordinal": ordinal_of(group.id),
+        "ordinal": ordinal,
         "task": dataclasses.asdict(group.task),
         "outcome": outcome,
         "reason": reason,
@@ -43,8 +47,8 @@ def group_record(
 def discarded_record(ended: Discarded, step: int) -> dict[str, Any]:
     """Return a JSON-ready record of a task that ended untrained before `step` was done."""
     if ended.group is not None:
-        return group_record(ended.group, outcome="discarded", step=step, reason=ended.reason)
-    bare = {"group": ended.id, "ordinal": ordinal_of(ended.id), "task": dataclasses.asdict(ended.task)}
+        return group_record(ended.group, outcome="discarded", step=step, ordinal=ended.ordinal, reason=ended.reason)
+    bare = {"group": ended.id, "ordinal": ended.ordinal, "task": dataclasses.asdict(ended.task)}
     return {**bare, "outcome": "discarded", "reason": ended.reason, "step": step, "overrides": {}, "trajectories": []}
 
 

@@ -28,7 +28,12 @@ class FencedOut(RunError):
 
 
 class State(Protocol):
-    """Fenced by the trainer's epoch, never by the clock alone. Every method may be called from several tasks."""
+    """Fenced by the trainer's epoch, never by the clock alone. Every method may be called from several tasks.
+
+    `durable`: what was put outlives this process.
+    """
+
+    durable: bool
 
     async def fence(self) -> int:
         """Begin a trainer's epoch; all older ones are refused from now on."""
@@ -60,4 +65,12 @@ class State(Protocol):
 
     async def rewind(self, fence: int) -> list[Group]:
         """Return all leased groups to the queue, in their old order; they were not consumed after all."""
+        ...
+
+    async def pending(self) -> list[Group]:
+        """Return the groups that neither a commit nor a discard has ended, leased or not, oldest first."""
+        ...
+
+    async def close(self) -> None:
+        """Free what it holds in this process."""
         ...

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class MemoryState:
     """Keeps at most `cap` groups, waiting and leased together; oldest first by arrival."""
 
+    durable = False
+
     def __init__(self, cap: int) -> None:
         if cap < 1:
             raise ValueError(f"cap is {cap}; a state must hold at least one group")
@@ -111,9 +113,12 @@ class MemoryState:
             self._changed.notify_all()
             return returned
 
-    def pending(self) -> list[Group]:
+    async def pending(self) -> list[Group]:
         """Return the groups that neither a commit nor a discard has ended."""
         return [*self._leased.values(), *self._waiting.values()]
+
+    async def close(self) -> None:
+        """Nothing is held beyond the objects themselves."""
 
     def _known(self, id: str) -> bool:
         return id in self._waiting or id in self._leased or id in self._ended
