@@ -113,7 +113,8 @@ class GroupSink(Protocol):
 class ExternalEnvironment(Protocol):
     """An environment that drives itself.
 
-    It may besides define `async close()`, and `endpoint`, a mapping of `EndpointSettings` such as `{"port": 8001}`.
+    It may besides define `async close()`; `endpoint`, a mapping of `EndpointSettings` such as `{"port": 8001}`; and
+    `state`, a `State` that others fill: the run then leases its groups there, and nothing comes through the sink.
     """
 
     async def run(self, endpoint: PolicyEndpoint, sink: GroupSink) -> None:

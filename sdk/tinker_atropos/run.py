@@ -103,10 +103,12 @@ def _attempt(
     stop: asyncio.Event,
 ) -> Callable[[], TextTraining]:
     """Return what begins an attempt. Groups that nobody could make again outlive it, in one state for all."""
-    kept: State | None = MemoryState(production.cap()) if production.lasting else None
+    kept = production.state()
+    if kept is None and production.lasting:
+        kept = MemoryState(production.cap())
 
     def begin() -> TextTraining:
-        state = MemoryState(production.cap()) if kept is None else kept
+        state: State = MemoryState(production.cap()) if kept is None else kept
         return TextTraining(config, progress, folder, production, state, registry, stop)
 
     return begin

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tinker_atropos.attempt import Attempt
 from tinker_atropos.config import Config
-from tinker_atropos.errors import EpisodesFailed, FilteredOut
+from tinker_atropos.errors import EpisodesFailed, FilteredOut, UpdateUncertain
 from tinker_atropos.progress import Progress
 from tinker_atropos.registry import Registry
 from tinker_atropos.rollout.policies import PolicyPool
@@ -91,12 +91,16 @@ class TextTraining:
             self.folder.append_metrics({"step": 0, "time": time.time(), **metrics})
         await self.state.publish(first)
         attempt.supervisor.depend_on(asyncio.create_task(source.run()), asyncio.create_task(self._follow(source)))
+        ends = not (self.production.lasting and self.state.durable)
         try:
-            checkpoint = await self._steps(source, fence)
+            return await self._steps(source, fence)
+        except UpdateUncertain:
+            ends = not self.production.lasting  # the next attempt has the same state
+            raise
         finally:
             await attempt.supervisor.end_background()
-            await self._leave_unfinished(source)
-        return checkpoint
+            if ends:
+                await self._leave_unfinished(source)
 
     async def _take_over(self) -> int:
         """Begin an epoch: what the newest manifest consumed is gone, all else waits again."""
@@ -236,14 +240,11 @@ class TextTraining:
         self.folder.write_rollouts(self.step, [*trained, *(discarded_record(ended, self.step) for ended in discarded)])
 
     async def _leave_unfinished(self, source: GroupSource) -> None:
-        """Record what ended after the last step, trained on or not; it is made anew on a resume.
-
-        What a state beyond this process holds has not ended.
-        """
+        """Record what ends with the run, trained on or not; it is made anew on a resume."""
         ended = source.take_discarded()
-        if self.state.durable and self.production.lasting:
-            return
-        left = [discarded_record(one, self.step) for one in (*source.unfinished(await self.state.pending()), *ended)]
+        known = {one.id for one in ended}
+        pending = [group for group in await self.state.pending() if group.id not in known]
+        left = [discarded_record(one, self.step) for one in (*source.unfinished(pending), *ended)]
         if left:
             self.folder.write_unfinished(self.attempt.lineage, left)
 

@@ -44,6 +44,11 @@ class ExternalProduction:
         interval = self._config.trainer.save_checkpoint_interval or self._config.env.total_steps
         return (self._config.max_staleness + 2 + interval) * self._config.env.batch_size
 
+    def state(self) -> State | None:
+        """Return the environment's own state, if it has one."""
+        own: State | None = getattr(self._environment, "state", None)
+        return own
+
     async def open(self, pool: PolicyPool) -> None:
         """Take tokenizer and context length from the first policy."""
         async with pool.use() as policy:

@@ -48,6 +48,10 @@ class Production(Protocol):
         """Return how many groups the state must hold, waiting and leased."""
         ...
 
+    def state(self) -> State | None:
+        """Return the state that the groups come in, where that is not for the run to choose."""
+        ...
+
     async def open(self, pool: PolicyPool) -> None:
         """Learn from the first policy how groups are to be made; called in each attempt, before `source`."""
         ...
@@ -75,6 +79,9 @@ class EpisodeProduction:
     def cap(self) -> int:
         """As much as staleness allows, and the batch that is being trained on."""
         return (self._config.max_staleness + 2) * self._config.groups_per_batch
+
+    def state(self) -> None:
+        """Whatever the run chooses."""
 
     async def open(self, pool: PolicyPool) -> None:
         """Take tokenizer and context length from the first policy."""
