@@ -145,7 +145,8 @@ class ReleasesAll(SmallTrainer):
 
 class Tempered(Small):
     async def sample(self, prompt: Any, params: SamplingParams, n: int) -> list[Sample]:
-        return [replace(s, logprobs=(s.logprobs / 2).astype(np.float32)) for s in await super().sample(prompt, params, n)]
+        samples = await super().sample(prompt, params, n)
+        return [replace(s, logprobs=(s.logprobs / 2).astype(np.float32)) for s in samples]
 
 
 class Fewer(Small):
