@@ -1,0 +1,64 @@
+"""Every key that a run has in Redis, what it holds and how long it lives.
+
+All keys of a run share the hash tag `{run}` and so the slot of a cluster. None expires: they live until `forget` of the
+run, and together are bounded by the cap: at most `cap` items, and the ids of as many ended ones as `remembered(cap)`
+says. One run has one cap; all who open it should give the same.
+
+    …:{run}:meta     hash    `format` of these keys; `fence` the trainer's epoch, `fence_token` the call that began it;
+                             `next` arrival of the newest item; `ended` count of ends; `ref` the newest policy, `refs`
+                             how many there were; `rewound` the call that rewound last
+    …:{run}:waiting  zset    id by arrival: what a lease may take
+    …:{run}:leased   zset    id by arrival: what the trainer holds; back to `waiting` on a rewind
+    …:{run}:items    hash    id to the item's bytes (see `codec`), until a commit or a discard
+    …:{run}:known    hash    id to 32 hex digits, the call that put it, and once ended the reason; trimmed with `ended`
+    …:{run}:ended    zset    id by order of ending, the oldest trimmed
+    …:{run}:held     hash    id to the call that leased it, as long as it is leased
+    …:{run}:leases   hash    call that leased, to how many of its items are still leased
+    …:{run}:rewound  list    ids that the last rewind returned, in order
+
+Channels, each message of which is "waiting leased fence refs"; they wake who waits, and nothing depends on them alone:
+
+    …:{run}:items    items came, or came back, or a new epoch began
+    …:{run}:room     items ended
+    …:{run}:policy   a policy was published
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+PREFIX = "tinker-atropos"
+FORMAT = "1"
+NAMES = ("meta", "waiting", "leased", "items", "known", "ended", "held", "leases", "rewound")
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """The names of one run's keys, in the order in which the scripts take them."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        if not self.run or len(self.run) > 200:
+            raise ValueError(f"run name {self.run[:40]!r}… can't name keys; use 1 to 200 characters")
+
+    @property
+    def tag(self) -> str:
+        """The run's name as it is in the keys; braces in it must not end the hash tag."""
+        return f"{PREFIX}:{{{quote(self.run, safe=' ')}}}"
+
+    @property
+    def all(self) -> list[str]:
+        """Every key of the run."""
+        return [f"{self.tag}:{name}" for name in NAMES]
+
+    @property
+    def channels(self) -> str:
+        """What the names of the channels begin with."""
+        return f"{self.tag}:"
+
+    def __getattr__(self, name: str) -> str:
+        if name in NAMES:
+            return f"{self.tag}:{name}"
+        raise AttributeError(name)
