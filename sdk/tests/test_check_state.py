@@ -27,8 +27,8 @@ class TakesDoubles(MemoryState):
 
 
 class ForgetsTheDiscarded(MemoryState):
-    async def discard(self, id: str, reason: str) -> None:
-        await super().discard(id, reason)
+    async def discard(self, id: str, reason: str, *, fence: int | None = None) -> None:
+        await super().discard(id, reason, fence=fence)
         self._ended.pop(id)
 
 
@@ -120,9 +120,9 @@ class RepeatsPolicies(MemoryState):
 
 
 class HandsBackADiscarded(MemoryState):
-    async def discard(self, id: str, reason: str) -> None:
+    async def discard(self, id: str, reason: str, *, fence: int | None = None) -> None:
         group = self._waiting.get(id)
-        await super().discard(id, reason)
+        await super().discard(id, reason, fence=fence)
         if group is not None:
             self._waiting[id] = group
 

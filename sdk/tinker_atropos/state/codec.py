@@ -58,7 +58,7 @@ def encode(item: Item, *, compress: Compression | None = None, above: int = COMP
 
     `compress` None: zstd if it is installed, else none. Raises `CodecError` for values that can't be written.
     """
-    if type(item).__name__ not in CLASSES or not isinstance(item.id, str):
+    if type(item).__name__ not in CLASSES or not isinstance(getattr(item, "id", None), str):
         raise CodecError(f"{_type(item)} is no item; what can be written: {', '.join(CLASSES)}, with a string as id")
     writer = _Writer()
     try:

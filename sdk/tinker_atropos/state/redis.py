@@ -114,7 +114,9 @@ class RedisState(Generic[ItemT]):
     async def discard(self, id: str, reason: str, *, fence: int | None = None) -> None:
         """End an item without training on it."""
         asked = "" if fence is None else fence
-        self._unless_fenced(await self._run(scripts.DISCARD, asked, remembered(self.cap), id, reason), fence or 0)
+        self._unless_fenced(
+            await self._run(scripts.DISCARD, asked, remembered(self.cap), _bytes(id), _bytes(reason)), fence or 0
+        )
 
     async def publish(self, ref: PolicyRef) -> None:
         """Make a policy the newest."""
@@ -134,7 +136,7 @@ class RedisState(Generic[ItemT]):
 
     async def commit(self, consumed: Collection[str], fence: int) -> None:
         """Forget the items that a manifest lists as consumed."""
-        self._unless_fenced(await self._run(scripts.COMMIT, fence, remembered(self.cap), *consumed), fence)
+        self._unless_fenced(await self._run(scripts.COMMIT, fence, remembered(self.cap), *map(_bytes, consumed)), fence)
 
     async def rewind(self, fence: int) -> list[ItemT]:
         """Return all leased items to the queue, in their old order."""
@@ -176,7 +178,7 @@ class RedisState(Generic[ItemT]):
         return counts.waiting + counts.leased < self.cap
 
     async def _put(self, id: str, token: str, data: bytes, deadline: float | None) -> str:
-        answer = await self._run(scripts.PUT, self.cap, id, token, data, deadline=deadline)
+        answer = await self._run(scripts.PUT, self.cap, _bytes(id), token, data, deadline=deadline)
         return str(answer.decode())
 
     async def _put_in_turn(self, id: str, token: str, data: bytes, deadline: float | None) -> str:
@@ -209,7 +211,7 @@ class RedisState(Generic[ItemT]):
             if None not in found:
                 return await self._decoded(ids, found)
             missing = ids[found.index(None)]  # discarded just now: the same token takes another in its place
-        raise self._lost(f"item {missing.decode()!r} is gone from it")
+        raise self._lost(f"item {missing.decode(errors='replace')!r} is gone from it")
 
     async def _give_back(self, taking: asyncio.Task[list[ItemT] | None], token: str) -> None:
         await asyncio.wait([taking])
@@ -287,6 +289,10 @@ class RedisState(Generic[ItemT]):
 
 def _token() -> str:
     return secrets.token_hex(16)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")  # an id may be what a model wrote
 
 
 def _digest(text: str) -> str:

@@ -135,8 +135,8 @@ class RedisLink:
             return StateError(f"{where} refuses the user or password ({text}); correct the URL")
         if isinstance(error, exceptions.NoPermissionError) or re.search(r"NOPERM|ACL failure|can't run this", text):
             return StateError(
-                f"{where} refuses its user a command ({text}); give it `~tinker-atropos:* &tinker-atropos:* "
-                "+@all -@dangerous +info`"
+                f"{where} refuses its user a command ({text}); give it `~tinker-atropos:* resetchannels "
+                "&tinker-atropos:* +@all -@dangerous +info`"
             )
         if "OOM" in text:
             return StateError(
