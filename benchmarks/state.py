@@ -11,7 +11,6 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +21,7 @@ from tinker_atropos.state import MemoryState, State, StoredItem
 from tinker_atropos.state.codec import encode
 from tinker_atropos.state.redis import RedisState
 
-ROUNDS, LEASED, CLIENTS = 3, 8, 8
+ROUNDS, LEASED, CLIENTS = 5, 8, 8
 SIZES = {"64 kB": (64 << 10, 400), "1 MB": (1 << 20, 64)}
 
 
@@ -54,33 +53,33 @@ async def set_and_get(client: Redis, bodies: list[bytes]) -> None:
     await asyncio.gather(*(move(number) for number in range(CLIENTS)))
 
 
-async def seconds(work: Callable[[int], Awaitable[None]]) -> float:
-    taken = []
-    for number in range(ROUNDS + 1):
-        began = time.perf_counter()
-        await work(number)
-        taken.append(time.perf_counter() - began)
-    return median(taken[1:])  # the first one opens connections
-
-
 async def measure(server: RedisServer, label: str, size: int, count: int) -> None:
+    """Print the median rates of all three, taken in turns so that each meets the same machine."""
+
     def items(number: int) -> list[StoredItem]:
         body = os.urandom(size)  # does not compress
         return [StoredItem(f"{number}-{place}", "bench", body) for place in range(count)]
 
-    async def in_memory(number: int) -> None:
-        await through_state(MemoryState[StoredItem](4 * LEASED), items(number))
-
     state = RedisState[StoredItem](server.url, f"bench {label}", 4 * LEASED)
-    bodies = [encode(item) for item in items(0)]
+    taken: dict[str, list[float]] = {"memory": [], "Redis": [], "SET+GET+DEL": []}
     async with Redis.from_url(server.url) as client:
-        memory = await seconds(in_memory)
-        redis = await seconds(lambda number: through_state(state, items(number)))
-        raw = await seconds(lambda number: set_and_get(client, bodies))
+        for number in range(ROUNDS + 1):
+            these = items(number)
+            bodies = [encode(item) for item in these]
+            works = (
+                through_state(MemoryState[StoredItem](4 * LEASED), these),
+                through_state(state, these),
+                set_and_get(client, bodies),
+            )
+            for name, work in zip(taken, works, strict=True):
+                began = time.perf_counter()
+                await work
+                taken[name].append(time.perf_counter() - began)
     await state.forget()
     await state.close()
-    rates = [f"{count / taken:8.0f}" for taken in (memory, redis, raw)]
-    print(f"{label:>6}  memory {rates[0]}/s  Redis {rates[1]}/s  SET+GET+DEL {rates[2]}/s  ratio {raw / redis:.2f}")
+    rates = "  ".join(f"{name} {count / median(times[1:]):6.0f}/s" for name, times in taken.items())
+    ratio = median(raw / ours for raw, ours in zip(taken["SET+GET+DEL"][1:], taken["Redis"][1:], strict=True))
+    print(f"{label:>6}  {rates}  Redis beside its peer {ratio:.2f}", flush=True)  # the first round opens connections
 
 
 async def main() -> None:

@@ -209,6 +209,6 @@ async def test_a_broken_state_fails(kind: type[MemoryState], monkeypatch: pytest
 
 
 async def test_a_policy_may_be_published_before_anybody_watches() -> None:
-    state = MemoryState(1)
+    state = MemoryState[Group](1)
     await state.publish(PolicyRef("run", 0, 0, "test://0"))
     assert (await anext(state.watch())).step == 0

@@ -42,7 +42,7 @@ def segments(draw: Any) -> Segment:
         draw(hnp.arrays(dtype, length))
         for dtype in (draw(st.sampled_from([np.int32, np.int64, ">i4"])), np.float32, np.bool_, np.float32)
     ]
-    return Segment(*arrays[:3], advantages=arrays[3] if draw(st.booleans()) else None)
+    return Segment(arrays[0], arrays[1], arrays[2], arrays[3] if draw(st.booleans()) else None)
 
 
 trajectories = st.builds(

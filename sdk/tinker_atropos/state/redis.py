@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -240,8 +241,7 @@ class RedisState(Generic[ItemT]):
     # Asking ----------------------------------------------------------------------------------------------------------
 
     async def _run(self, script: str, *arguments: Any, deadline: float | None = None) -> Any:
-        text = scripts.HEAD + script
-        digest = _digest(text)
+        text, digest = _whole(script)
         keys = [*self.keys.all, self.keys.channels, *arguments]
 
         async def attempt(client: Redis) -> Any:
@@ -295,8 +295,11 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")  # an id may be what a model wrote
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+@functools.cache
+def _whole(script: str) -> tuple[str, str]:
+    """Return a script with its head, and what Redis knows it by."""
+    text = scripts.HEAD + script
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _decode_all(ids: Sequence[bytes], bodies: Sequence[bytes]) -> list[Any]:

@@ -25,7 +25,6 @@ Channels, each message of which is "waiting leased fence refs"; they wake who wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from urllib.parse import quote
 
 PREFIX = "tinker-atropos"
@@ -33,32 +32,27 @@ FORMAT = "1"
 NAMES = ("meta", "waiting", "leased", "items", "known", "ended", "held", "leases", "rewound")
 
 
-@dataclass(frozen=True, slots=True)
 class RunKeys:
-    """The names of one run's keys, in the order in which the scripts take them."""
+    """The names of one run's keys: `all` of them in the order in which the scripts take them, and each by its name.
 
-    run: str
+    `channels` is what the names of the channels begin with.
+    """
 
-    def __post_init__(self) -> None:
-        if not self.run or len(self.run) > 200:
-            raise ValueError(f"run name {self.run[:40]!r}… can't name keys; use 1 to 200 characters")
+    meta: str
+    waiting: str
+    leased: str
+    items: str
+    known: str
+    ended: str
+    held: str
+    leases: str
+    rewound: str
 
-    @property
-    def tag(self) -> str:
-        """The run's name as it is in the keys; braces in it must not end the hash tag."""
-        return f"{PREFIX}:{{{quote(self.run, safe=' ')}}}"
-
-    @property
-    def all(self) -> list[str]:
-        """Every key of the run."""
-        return [f"{self.tag}:{name}" for name in NAMES]
-
-    @property
-    def channels(self) -> str:
-        """What the names of the channels begin with."""
-        return f"{self.tag}:"
-
-    def __getattr__(self, name: str) -> str:
-        if name in NAMES:
-            return f"{self.tag}:{name}"
-        raise AttributeError(name)
+    def __init__(self, run: str) -> None:
+        if not run or len(run) > 200:
+            raise ValueError(f"run name {run[:40]!r} can't name keys; use 1 to 200 characters")
+        self.run = run
+        # Braces in a name must not end the hash tag.
+        self.channels = f"{PREFIX}:{{{quote(run, safe=' ')}}}:"
+        self.all = [self.channels + name for name in NAMES]
+        self.__dict__.update(zip(NAMES, self.all, strict=True))
