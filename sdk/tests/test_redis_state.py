@@ -59,6 +59,16 @@ async def test_each_server_passes_the_contract(name: str, tmp_path: Path) -> Non
         await check_state(make)
 
 
+async def test_a_unix_socket_will_do(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("unix")
+    with RedisServer(folder, None, "--unixsocket", str(folder / "socket")):
+
+        async def make(cap: int) -> Any:
+            return await open_state(f"unix://{folder}/socket?db=3", uuid.uuid4().hex, cap)
+
+        await check_state(make)
+
+
 async def test_two_processes_share_a_run(redis_server: RedisServer, make: Any) -> None:
     code = (
         "import asyncio\n"

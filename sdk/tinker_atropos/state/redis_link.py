@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -21,7 +21,7 @@ from tinker_atropos.state.protocol import StateError
 
 ReplyT = TypeVar("ReplyT")
 
-CONNECTIONS = 32
+CONNECTIONS = 32  # at once, besides one for each kind of news
 CONNECT_SECONDS = 5.0
 REPLY_SECONDS = 30.0  # then the connection counts as lost, and the call is repeated on another
 SAY_AFTER, SAY_EVERY = 3.0, 30.0  # seconds without an answer
@@ -48,11 +48,10 @@ class RedisLink:
         self._said = 0.0
         self._cause = "no answer"
         self.closed = False
+        self._places = asyncio.Semaphore(CONNECTIONS)
         try:
-            self.pool = BlockingConnectionPool.from_url(
+            self.pool = ConnectionPool.from_url(
                 url,
-                max_connections=CONNECTIONS,
-                timeout=None,
                 socket_connect_timeout=CONNECT_SECONDS,
                 socket_timeout=REPLY_SECONDS,
                 retry=Retry(NoBackoff(), 0),
@@ -80,7 +79,8 @@ class RedisLink:
                 if self.closed:
                     raise StateError(f"the state in Redis at {self.address} was closed while a call was under way")
                 try:
-                    reply = await attempt(self.client)
+                    async with self._places:
+                        reply = await attempt(self.client)
                 except (exceptions.RedisError, OSError) as error:
                     self._bear(error)
                 else:
