@@ -89,6 +89,49 @@ _HARMLESS = frozenset(
     }
 )
 
+# What is read, in one dialect or another; for hints at a slip of the fingers.
+_OPTIONS = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "echo",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "input_ids",
+        "logprob_start_len",
+        "logprobs",
+        "max_completion_tokens",
+        "max_new_tokens",
+        "max_tokens",
+        "messages",
+        "model",
+        "n",
+        "no_stop_trim",
+        "prompt",
+        "prompt_logprobs",
+        "reasoning",
+        "reasoning_effort",
+        "return_logprob",
+        "return_token_ids",
+        "sampling_params",
+        "seed",
+        "skip_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "stream",
+        "stream_options",
+        "temperature",
+        "text",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+    }
+)
+
 
 class Fields:
     """The fields of a JSON object, taken one by one; `finish` refuses what nobody took.
@@ -100,17 +143,15 @@ class Fields:
         if not isinstance(body, dict):
             raise Refused(f"{where.rstrip('.') or 'the body'} is {_kind(body)}; send a JSON object")
         self._left = dict(body)
-        self._known: set[str] = set()
         self._where = where
 
     def take(self, name: str) -> Any:
         """Return a field as it is."""
-        self._known.add(name)
         return self._left.pop(name, None)
 
     def whole(self, name: str, low: int, high: int) -> int | None:
         """Return a whole number within limits; true and false are none, 16.0 is 16."""
-        value = self.take(name)
+        value = self._left.pop(name, None)
         if value is None:
             return None
         if type(value) is float and value.is_integer():
@@ -121,7 +162,7 @@ class Fields:
 
     def number(self, name: str, low: float, high: float) -> float | None:
         """Return a finite number within limits."""
-        value = self.take(name)
+        value = self._left.pop(name, None)
         if value is None:
             return None
         if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
@@ -130,7 +171,7 @@ class Fields:
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Return true or false."""
-        value = self.take(name)
+        value = self._left.pop(name, None)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -139,14 +180,14 @@ class Fields:
 
     def text(self, name: str) -> str | None:
         """Return a text."""
-        value = self.take(name)
+        value = self._left.pop(name, None)
         if value is not None and not isinstance(value, str):
             raise self.wrong(name, value, "a text")
         return value
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         """Return a JSON object, empty where there is none."""
-        value = self.take(name)
+        value = self._left.pop(name, None)
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -155,7 +196,7 @@ class Fields:
 
     def sequence(self, name: str) -> Sequence[Any]:
         """Return a list, empty where there is none."""
-        value = self.take(name)
+        value = self._left.pop(name, None)
         if value is None:
             return ()
         if not isinstance(value, list):
@@ -173,7 +214,7 @@ class Fields:
                 continue
             where = self._where + name
             if name not in _NEUTRAL:
-                hint = near(name, self._known | _NEUTRAL.keys() | _HARMLESS)
+                hint = near(name, _OPTIONS | _NEUTRAL.keys() | _HARMLESS)
                 raise Refused(
                     f"{where} is not understood here.{hint} Leave it out", param=where, code="unknown_parameter"
                 )

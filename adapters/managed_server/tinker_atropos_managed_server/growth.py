@@ -102,7 +102,7 @@ class ChatGrowth:
         return reading
 
     def _renderings(self) -> list[tuple[bool, Rendering]]:
-        """Return the conversation with past tool calls as calls and, if there are any, as text; the last to fit first."""
+        """Return the conversation with past tool calls as calls and, if there are any, as text; what fitted first."""
         render = self._template.render
         as_calls = (False, render(for_template(self.messages), self._tools))
         if not self._spoken:

@@ -71,8 +71,8 @@ class SampledTurns:
         self._powers: NDArray[np.uint64] = np.ones(1, dtype=np.uint64)
         self._prompts: dict[tuple[int, int], list[_Prompt]] = {}
         self._ends: dict[tuple[int, int], list[_Turn]] = {}
-        self._prompt_lengths = _Lengths()
-        self._end_lengths = _Lengths()
+        self._seen_prompts = _Filter()
+        self._seen_ends = _Filter()
         self._order: deque[_Turn] = deque()
         self._number = 0
         self._held = 0
@@ -111,7 +111,7 @@ class SampledTurns:
             )
             known.turns.append(turn)
             self._ends.setdefault(turn.key, []).append(turn)
-            self._end_lengths.add(end)
+            self._seen_ends.add(prefix)
             self._order.append(turn)
             self._held += _OVERHEAD + 2 * len(tokens)
             while self._held > self._budget and self._order:
@@ -151,19 +151,19 @@ class SampledTurns:
                 return known
         made = _Prompt(np.array(tokens, dtype=np.int32), key, prefix)
         self._prompts.setdefault(key, []).append(made)
-        self._prompt_lengths.add(length)
+        self._seen_prompts.add(prefix)
         self._held += _OVERHEAD + length
         return made
 
     def _forget(self, turn: _Turn) -> None:
         _drop(self._ends, turn.key, turn)
-        self._end_lengths.remove(turn.key[0])
+        self._seen_ends.remove(turn.key[1])
         self._held -= _OVERHEAD + 2 * len(turn.tokens)
         prompt = turn.prompt
         prompt.turns.pop(0)  # the oldest of all is the oldest of its prompt
         if not prompt.turns:
             _drop(self._prompts, prompt.key, prompt)
-            self._prompt_lengths.remove(len(prompt.tokens))
+            self._seen_prompts.remove(prompt.prefix)
             self._held -= _OVERHEAD + len(prompt.tokens)
 
     def _matches(self, sequence: IntArray, logprobs: FloatArray | None) -> list[_Match]:
@@ -175,7 +175,7 @@ class SampledTurns:
         np.cumsum(_terms(sequence, powers), out=prefixes[1:])
         whole: dict[int, list[_Match]] = {}
         begun: dict[int, bool] = {}  # by id of a prompt: whether the sequence begins with it
-        for key in _keys(self._end_lengths, prefixes):
+        for key in self._seen_ends.keys(prefixes):
             for turn in self._ends.get(key, ()):
                 if _begins(sequence, turn.prompt, begun) and (length := _common(sequence, turn)) >= max(turn.kept, 1):
                     whole.setdefault(turn.start, []).append(_Match(turn, length))
@@ -199,7 +199,7 @@ class SampledTurns:
         logprobs: FloatArray | None,
     ) -> _Match | None:
         """Return a turn that goes on where the sequence ends."""
-        for key in _keys(self._prompt_lengths, prefixes):
+        for key in self._seen_prompts.keys(prefixes):
             if not covered <= key[0] < len(sequence):
                 continue
             for prompt in self._prompts.get(key, ()):
@@ -225,22 +225,24 @@ class SampledTurns:
         return self._powers
 
 
-class _Lengths:
-    """Which lengths there are, by how many have each."""
+class _Filter:
+    """Tells of most hashes that nobody has them, for all prefixes of a sequence at once."""
+
+    _BITS = 18
 
     def __init__(self) -> None:
-        self._counts: NDArray[np.int64] = np.zeros(1024, dtype=np.int64)
+        self._counts: NDArray[np.int32] = np.zeros(2**self._BITS, dtype=np.int32)
 
-    def add(self, length: int) -> None:
-        while length >= len(self._counts):
-            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-        self._counts[length] += 1
+    def add(self, prefix: int) -> None:
+        self._counts[prefix >> (64 - self._BITS)] += 1
 
-    def remove(self, length: int) -> None:
-        self._counts[length] -= 1
+    def remove(self, prefix: int) -> None:
+        self._counts[prefix >> (64 - self._BITS)] -= 1
 
-    def up_to(self, length: int) -> NDArray[np.int64]:
-        return np.flatnonzero(self._counts[: length + 1])
+    def keys(self, prefixes: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+        """Return length and hash of the prefixes that somebody may have."""
+        known = np.flatnonzero(self._counts[prefixes >> np.uint64(64 - self._BITS)])
+        return zip(known.tolist(), prefixes[known].tolist(), strict=True)
 
 
 def _terms(tokens: NDArray[Any], powers: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -249,12 +251,6 @@ def _terms(tokens: NDArray[Any], powers: NDArray[np.uint64]) -> NDArray[np.uint6
 
 def _total(tokens: NDArray[Any], powers: NDArray[np.uint64]) -> int:
     return int(_terms(tokens, powers).sum(dtype=np.uint64))
-
-
-def _keys(lengths: _Lengths, prefixes: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
-    """Return length and hash of the prefixes that have one of these lengths."""
-    known = lengths.up_to(len(prefixes) - 1)
-    return zip(known.tolist(), prefixes[known].tolist(), strict=True)
 
 
 def _begins(sequence: IntArray, prompt: _Prompt, begun: dict[int, bool]) -> bool:

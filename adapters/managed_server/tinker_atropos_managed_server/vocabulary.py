@@ -89,7 +89,7 @@ class Vocabulary:
         beginning here.
         """
         if after is not None and tokens:
-            head, whole = self._decode([after]), self._decode([after, *tokens])
+            head, whole = self.token_text(after), self._decode([after, *tokens])
             if whole.startswith(head):
                 return whole[len(head) :]
         return self._decode(tokens)
