@@ -294,12 +294,12 @@ def until() -> Callable[[Callable[[], bool]], Any]:
     return wait
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fake_policy() -> type[FakePolicy]:
     return FakePolicy
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fake_source() -> type[FakeSource]:
     return FakeSource
 
