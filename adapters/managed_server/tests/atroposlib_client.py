@@ -124,11 +124,11 @@ async def tools(kind: str, url: str, tokenizer: str) -> Any:
 
     client = AsyncOpenAI(base_url=url, api_key="x", max_retries=0)
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    chat = await client.chat.completions.create(model="policy", messages=HI, tools=[tool])  # type: ignore[arg-type]
+    chat = await client.chat.completions.create(model="policy", messages=HI, tools=[tool])
     message = chat.choices[0].message
-    stream = await client.chat.completions.create(model="policy", messages=HI, stream=True)  # type: ignore[arg-type]
+    stream = await client.chat.completions.create(model="policy", messages=HI, stream=True)
     texts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
-    call = message.tool_calls[0].function  # type: ignore[index, union-attr]
+    call = message.tool_calls[0].function
     return {
         "name": call.name,
         "arguments": call.arguments,

@@ -8,8 +8,8 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 from tinker_atropos import PolicyRef, Sample
@@ -72,17 +72,15 @@ class SmolLM2:
         for row, scores in zip(made.sequences[:, ids.shape[1] :].tolist(), logprobs, strict=True):
             length = row.index(self._end) + 1 if self._end in row else len(row)
             taken = scores[range(length), row[:length]].numpy().astype(np.float32)
-            reason = "stop" if row[length - 1] == self._end else "length"
+            reason: Any = "stop" if row[length - 1] == self._end else "length"
             found.append(Sample(np.array(row[:length], dtype=np.int32), taken, reason, self.ref))
         return found
 
 
 async def test_share_of_proven_tokens(fake_source, capsys):
     source = fake_source(SmolLM2())
-    async with (
-        serve_policy(ManagedServerConfig(), source, EndpointSettings(model="policy")) as endpoint,
-        aiohttp.ClientSession(),
-    ):
+    served: Any = serve_policy(ManagedServerConfig(), source, EndpointSettings(model="policy"))
+    async with served as endpoint:
         hidden = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
         script = str(Path(__file__).with_name("atroposlib_client.py"))
         process = await asyncio.create_subprocess_exec(
