@@ -13,7 +13,7 @@ from tinker_atropos import layers
 from tinker_atropos.errors import ConfigError, PluginError
 from tinker_atropos.layers import Given
 from tinker_atropos.registry import KINDS, WORDS, Registry, is_file_reference, load_file, normal
-from tinker_atropos.rollout.control_plan import control_plan, idle_keys, is_control, settle_length
+from tinker_atropos.rollout.control_plan import control_plan, derived_length, idle_keys, is_control, settle_length
 from tinker_atropos.sections import (
     FLAGS,
     SECTIONS,
@@ -86,10 +86,11 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         """Return it in the shape of a file: reading that file again gives this configuration.
 
-        But for `openai.api_key`: it has no effect, and a secret is not copied into another file.
+        But for `openai.api_key`: it has no effect, and a secret is not copied into another file. Of a control run's two
+        lengths only the one that decides is in it.
         """
         dump = {"mode": "json"}
-        return {
+        content: dict[str, Any] = {
             "run": self.run.model_dump(**dump),  # type: ignore[arg-type]
             "env": self.env.model_dump(**dump),  # type: ignore[arg-type]
             "openai": {**self.openai.model_dump(**dump), "model_name": self.model, "api_key": None},  # type: ignore[arg-type]
@@ -99,6 +100,10 @@ class Config:
             normal(self.trainer_spec.name): self.trainer.model_dump(**dump),
             **({} if self.adapter is None else {normal(self.adapter_spec.name): self.adapter.model_dump(**dump)}),
         }
+        if (derived := derived_length(self)) is not None:
+            section, _, key = derived.partition(".")
+            del content[section][key]
+        return content
 
 
 def load(
