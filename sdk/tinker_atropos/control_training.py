@@ -126,11 +126,12 @@ class ControlTraining:
     def _collector(self) -> ControlCollector:
         config, plan = self.config, self.plan
         shape = Shape.of(self.spaces, plan.envs_per_shard)
-        make = _make(config, plan.envs_per_shard)
+        make, name = _make(config, plan.envs_per_shard), config.environment_spec.name
+        patience = config.rollout.worker_timeout
         lanes: list[Lane] = []
         try:
             for index in range(plan.shards):
-                shard = open_shard(plan.workers, make, config.environment_spec.name, shape)
+                shard = open_shard(plan.workers, make, name, shape, answer_seconds=patience)
                 lanes.append(Lane(index, shard, shape, self.actor, self.broken, plan.steps))
         except BaseException:
             for lane in lanes:
