@@ -66,6 +66,30 @@ async def test_the_same_seed_and_fragments_give_the_same_curve(trainer, run_spec
     assert same_policy(ends[0][1].policy, ends[1][1].policy)
 
 
+async def test_returns_are_summed_by_shard_however_batches_are_made_up(trainer, run_spec, continuous_spaces, made_up):
+    """Two shards; one of them comes twice in a batch, then not at all, and once in two parts."""
+    mine = trainer()
+    now = await mine.start(run_spec(), continuous_spaces, None)
+    pieces = {(shard, t): made_up(now.policy, 10 * shard + t, width=2) for shard in (0, 1) for t in range(4)}
+    order = [[(0, 0), (0, 1)], [(1, 0), (1, 1), (0, 2)], [(0, 3), (1, 2), (1, 3)]]
+    for step, batch in enumerate(order):
+        fragments = tuple(dataclasses.replace(pieces[place], shard=place[0]) for place in batch)
+        await mine.update(ControlBatch(step, fragments))
+    expected = []
+    for shard in (0, 1):
+        running = np.zeros(2)
+        for t in range(4):
+            fragment = pieces[shard, t]
+            for rewards, ends in zip(fragment.rewards, fragment.terminated | fragment.truncated, strict=True):
+                running = 0.99 * running + rewards
+                expected.append(running)
+                running = np.where(ends, 0.0, running)
+    moments = mine._running().learner.rewards.moments
+    assert moments.count == 2 * 2 * 4 * 16
+    np.testing.assert_allclose(moments.variance, np.var(expected), rtol=1e-9)
+    np.testing.assert_allclose(moments.mean, np.mean(expected), rtol=1e-9)
+
+
 async def test_another_seed_gives_other_weights(trainer, run_spec, spaces):
     one = await trainer().start(run_spec(seed=1), spaces, None)
     other = await trainer().start(run_spec(seed=2), spaces, None)
