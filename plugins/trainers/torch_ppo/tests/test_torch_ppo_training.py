@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,6 @@ from tinker_atropos.control import ControlBatch, ControlSpaces
 from tinker_atropos.errors import CheckpointError, ConfigError, TrainerError
 from tinker_atropos.trainer import Checkpoint
 from tinker_atropos_torch_ppo.config import TorchPPOConfig
-from tinker_atropos_torch_ppo.export import write_torchscript
 from tinker_atropos_torch_ppo.inference import NumpyPolicy, open_snapshot
 from tinker_atropos_torch_ppo.trainer import TorchPPOTrainer
 
@@ -251,27 +252,56 @@ async def test_the_learning_rate_falls_with_the_environment_steps(trainer, run_s
     assert curve[2]["grad_norm"] > 0
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("with_onnx", [True, False])
-async def test_an_export_acts_as_the_policy_does(trainer, run_spec, spaces, made_up, tmp_path, monkeypatch, with_onnx):
-    if with_onnx:
-        reference = pytest.importorskip("onnx.reference")
+ALONE = """
+import sys
+for name in ("torch", "onnx", "gymnasium", "tinker_atropos", "tinker_atropos_torch_ppo"):
+    sys.modules[name] = None  # an import of it fails
+import numpy as np
+from policy import load
+act = load("policy.npz")
+np.save("found.npy", act(np.load("observations.npy")))
+try:
+    act(np.zeros((1, 7)))
+except ValueError as error:
+    assert "expected N of [5]" in str(error), error
+"""
+
+
+@pytest.fixture
+async def exported(trainer, run_spec, spaces, made_up, tmp_path):
+    """An export of a trained policy, observations, and the actions that the policy takes, as the space has them."""
     mine = trainer(learning_rate=0.05)
     _, now = await learn(mine, await mine.start(run_spec(), spaces, None), made_up, 2)
     observations = np.random.default_rng(0).normal(2, 30, (64, 5)).astype(np.float32)
     expected = now.policy.act(observations, None).actions
-    if expected.ndim == 1:
+    if hasattr(spaces.action, "start"):
         expected = expected + spaces.action.start
     else:
         assert (np.abs(expected) > 0.4).any(), "nothing to clip"
         expected = expected.clip(-0.4, 0.4)
-    if with_onnx:
-        folder = await mine.export(now.ref, tmp_path / "model")
-        found = reference.ReferenceEvaluator(str(folder / "policy.onnx")).run(None, {"observations": observations})[0]
-    else:
-        write_torchscript(now.policy.snapshot, tmp_path / "policy.ts")
-        found = torch.jit.load(str(tmp_path / "policy.ts"))(torch.from_numpy(observations)).numpy()
+    return await mine.export(now.ref, tmp_path / "model"), observations, expected
+
+
+def test_an_export_acts_in_a_process_that_has_numpy_alone(exported):
+    folder, observations, expected = exported
+    np.save(folder / "observations.npy", observations)
+    subprocess.run([sys.executable, "-c", ALONE], cwd=folder, check=True, timeout=60)
+    np.testing.assert_allclose(np.load(folder / "found.npy"), expected, atol=1e-6)
+
+
+def test_an_exported_onnx_file_acts_as_the_policy_does(exported):
+    reference = pytest.importorskip("onnx.reference")
+    folder, observations, expected = exported
+    (found,) = reference.ReferenceEvaluator(str(folder / "policy.onnx")).run(None, {"observations": observations})
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+async def test_without_onnx_the_export_has_the_numpy_files(trainer, run_spec, spaces, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    mine = trainer()
+    now = await mine.start(run_spec(), spaces, None)
+    folder = await mine.export(now.ref, tmp_path / "model")
+    assert sorted(path.name for path in folder.iterdir()) == ["policy.npz", "policy.py"]
 
 
 async def test_onnxruntime_runs_an_export(trainer, run_spec, spaces, tmp_path):
