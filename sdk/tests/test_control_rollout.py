@@ -145,9 +145,7 @@ STEPS, ENV_STEPS = ("env.total_steps", 4, "--steps"), ("trainer.total_env_steps"
 WALK = [("run.env", "walk", "--env"), ("run.trainer", "fake_control", "--trainer")]
 
 
-@pytest.mark.parametrize(
-    ("given", "steps", "env_steps"), [([STEPS], 4, 128), ([ENV_STEPS], 4, 100), ([], 50, 1600)]
-)
+@pytest.mark.parametrize(("given", "steps", "env_steps"), [([STEPS], 4, 128), ([ENV_STEPS], 4, 100), ([], 50, 1600)])
 def test_a_length_is_given_once_and_both_are_known(registry, given, steps, env_steps):
     config = load(None, [*WALK, *given], registry=registry)
     assert (config.env.total_steps, config.trainer.total_env_steps) == (steps, env_steps)

@@ -316,7 +316,7 @@ async def test_evaluations_play_whole_episodes_with_the_mode_action_and_leave_pi
     assert places == ["step-000003.jsonl.gz", "step-000006.jsonl.gz", "step-000006.png"]
     Image = pytest.importorskip("PIL.Image")
 
-    assert Image.open(c.folder / "evaluations" / "step-000006.png").size == (5 * 240, 3 * 160)
+    assert Image.open(c.folder / "evaluations" / "step-000006.png").size == (5 * 300 + 4 * 4, 30 + 4 * 200 + 3 * 4)
 
 
 async def test_the_last_lines_name_updates_steps_and_the_return(config, registry, notes):

@@ -16,12 +16,14 @@ from tinker_atropos.config import Config
 from tinker_atropos.control import ControlBatch, ControlPolicy, ControlSpaces, ControlTrainer, ControlUpdate
 from tinker_atropos.control_metrics import control_metrics
 from tinker_atropos.control_state import ControlState, read_state, state_file, write_state
+from tinker_atropos.errors import TinkerAtroposError
 from tinker_atropos.progress import Progress
 from tinker_atropos.registry import Registry
 from tinker_atropos.rollout.control import ControlCollector
 from tinker_atropos.rollout.control_plan import control_plan, with_envs
-from tinker_atropos.rollout.evaluate_control import ControlEvaluation, can_render, evaluate_control, picture_sheet
+from tinker_atropos.rollout.evaluate_control import ControlEvaluation, evaluate_control
 from tinker_atropos.rollout.fragments import Actor, Broken, Lane
+from tinker_atropos.rollout.pictures import can_render, picture_sheet
 from tinker_atropos.rollout.schedule import derive_seed
 from tinker_atropos.rollout.shards import made, open_shard
 from tinker_atropos.rollout.simulations import Shape, check_spaces, is_resumable
@@ -259,7 +261,7 @@ class ControlTraining:
             try:
                 sheet = picture_sheet(
                     environment,
-                    name,
+                    self.spaces.task,
                     policy,
                     self.actor,
                     Shape.of(self.spaces, 1),
@@ -270,6 +272,9 @@ class ControlTraining:
                 environment.close()
         except ImportError as error:
             self.say(f"no picture sheet: {error}; `pip install {error.name or 'pillow'}`")
+            return
+        except TinkerAtroposError as error:
+            self.say(f"no picture sheet: {error}")
             return
         except Exception as error:
             log.warning("no picture sheet", exc_info=True)

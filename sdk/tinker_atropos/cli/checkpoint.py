@@ -78,8 +78,8 @@ def download(
 ) -> None:
     """Download weights as a folder that others load.
 
-    For LoRA that is a PEFT adapter, for torch_ppo a policy for NumPy and ONNX. URI is one that `checkpoint list` shows; without it the newest weights of --run are
-    taken. The folder's path is printed.
+    For LoRA that is a PEFT adapter, for torch_ppo a policy for NumPy and ONNX. URI is one that `checkpoint list` shows;
+    without it the newest weights of --run are taken. The folder's path is printed.
     """
     from tinker_atropos.errors import ConfigError
 

@@ -21,8 +21,8 @@ SCRIPT = Path(__file__).with_name("standalone.py")
 def export(snapshot: Snapshot, to: Path) -> None:
     """Write `policy.npz` with `policy.py`, which acts with NumPy alone, into `to`; `policy.onnx` if onnx is installed.
 
-    Each takes raw `observations float32[N, …]` and gives `actions` as the environment takes them: `float32[N, A]` within
-    the space's bounds, or `int64[N]` counted from its `start`.
+    Each takes raw `observations float32[N, …]` and gives `actions` as the environment takes them: `float32[N, A]`
+    within the space's bounds, or `int64[N]` counted from its `start`.
     """
     contents = {POLICY_FILE: snapshot.to_bytes(), SCRIPT_FILE: SCRIPT.read_bytes()}
     if importlib.util.find_spec("onnx") is not None:

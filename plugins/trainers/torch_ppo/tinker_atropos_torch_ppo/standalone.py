@@ -1,8 +1,8 @@
 """Acts with an exported policy. Needs NumPy and nothing else; an export holds a copy of this file as `policy.py`.
 
-    from policy import load
-    act = load("policy.npz")
-    actions = act(observations)       # raw float[N, …] → float32[N, A] within the bounds, or int64[N]
+from policy import load
+act = load("policy.npz")
+actions = act(observations)       # raw float[N, …] → float32[N, A] within the bounds, or int64[N]
 """
 
 import json
@@ -24,7 +24,9 @@ def load(path: Any) -> Any:
         observed = np.asarray(observations, np.float32)
         if list(observed.shape[1:]) != list(shape["observation"]):
             raise ValueError(f"observations of shape {observed.shape}; expected N of {shape['observation']}")
-        x = np.clip((observed.reshape(len(observed), -1) - arrays["mean"]) * arrays["scale"], -about["clip"], about["clip"])
+        x = np.clip(
+            (observed.reshape(len(observed), -1) - arrays["mean"]) * arrays["scale"], -about["clip"], about["clip"]
+        )
         for i in layers:
             if i > 0:
                 x = np.tanh(x) if about["activation"] == "tanh" else np.maximum(x, 0)
