@@ -15,7 +15,6 @@ from tinker_atropos.errors import RunError
 from tinker_atropos_humanoid.locomotion.options import LocomotionOptions, RenderMode
 from tinker_atropos_humanoid.locomotion.simulations import Simulations
 
-
 FOLLOWING = "track"
 
 
