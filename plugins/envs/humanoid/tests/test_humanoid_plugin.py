@@ -143,7 +143,7 @@ def test_a_frame_shows_the_simulation_that_was_asked_for() -> None:
 def test_the_camera_goes_along_unless_another_was_chosen(id: str) -> None:
     def body(**settings: Any) -> int:
         """How many pixels are brown, as all bodies are, when one has walked 50 m."""
-        env = make_locomotion(id, num_envs=1, width=128, height=128, **settings)
+        env: Any = make_locomotion(id, num_envs=1, width=128, height=128, **settings)
         env.reset(seed=0)
         try:
             env.render_simulation(0)

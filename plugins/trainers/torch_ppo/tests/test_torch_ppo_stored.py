@@ -98,7 +98,11 @@ def test_what_a_killed_process_left_is_removed_and_hinders_no_resumption(saved, 
 def catalogue(run: Path) -> Any:
     opened = plugin.trainer_spec().checkpoints
     assert opened is not None
-    return asyncio.run(opened(TorchPPOConfig(), run))
+
+    async def go() -> Any:
+        return await opened(TorchPPOConfig(), run)
+
+    return asyncio.run(go())
 
 
 def test_the_catalogue_lists_weights_and_states_newest_first(saved, tmp_path):
@@ -131,8 +135,9 @@ def test_a_run_without_checkpoints_has_none_to_list(tmp_path):
     assert list(asyncio.run(catalogue(tmp_path).list())) == []
 
 
-def test_there_is_no_account(tmp_path):
-    opened = plugin.trainer_spec().checkpoints
-    assert opened is not None
+async def test_there_is_no_account():
+    spec = plugin.trainer_spec()
+    assert spec.checkpoints is not None
+    assert not spec.has_account
     with pytest.raises(ConfigError, match="--run NAME"):
-        asyncio.run(opened(TorchPPOConfig(), None))
+        await spec.checkpoints(TorchPPOConfig(), None)
