@@ -33,6 +33,8 @@ from tinker_atropos.trainer import Checkpoint, RunSpec
 
 log = logging.getLogger(__name__)
 
+PACKAGES = {"PIL": "pillow"}  # modules that are called otherwise than their package
+
 
 @dataclass(frozen=True, slots=True)
 class Probed:
@@ -271,7 +273,7 @@ class ControlTraining:
             finally:
                 environment.close()
         except ImportError as error:
-            self.say(f"no picture sheet: {error}; `pip install {error.name or 'pillow'}`")
+            self.say(f"no picture sheet: {error}; `pip install {PACKAGES.get(error.name or 'PIL', error.name)}`")
             return
         except TinkerAtroposError as error:
             self.say(f"no picture sheet: {error}")

@@ -57,10 +57,10 @@ def _no_fast_path(config: GymnasiumConfig, spec: EnvSpec) -> str | None:
     """Return why there is no fast path for this configuration; None: there is."""
     if importlib.util.find_spec(FAST_PACKAGE) is None:
         return "the fast path needs `pip install tinker-atropos-humanoid`"
-    if importlib.util.find_spec("mujoco") is None or importlib.util.find_spec("mujoco.batch") is None:
-        return "the fast path needs `pip install 'mujoco>=4'`"
-    from tinker_atropos_humanoid.locomotion import LOCOMOTION_IDS
+    from tinker_atropos_humanoid.locomotion import LOCOMOTION_IDS, missing_mujoco
 
+    if (missing := missing_mujoco()) is not None:
+        return f"the fast path needs {missing}"
     if spec.id not in LOCOMOTION_IDS:
         return f"there is a fast path for {', '.join(LOCOMOTION_IDS)}, not for {spec.id}"
     return "the fast path has no window to render to (env.render_mode human)" if config.render_mode == "human" else None
@@ -103,7 +103,7 @@ def _gymnasium(config: GymnasiumConfig, spec: EnvSpec, kind: Vectorization) -> V
         raise ConfigError(f"env.id: {spec.id} is deprecated: {error}") from error
     except TypeError as error:
         raise ConfigError(
-            f"env.make_kwargs: {spec.id} does not take {config.make_kwargs}: {error}; see the class's arguments in "
+            f"env.make_kwargs: {spec.id} does not take {kwargs}: {error}; see the class's arguments in "
             "Gymnasium's documentation"
         ) from error
     return Guard(env, spec.id)

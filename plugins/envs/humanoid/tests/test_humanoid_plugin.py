@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import warnings
@@ -13,7 +14,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from tinker_atropos.config import validate
-from tinker_atropos.errors import ConfigError, RunError
+from tinker_atropos.errors import ConfigError, PluginError, RunError
 from tinker_atropos.testing import check_environment
 from tinker_atropos_humanoid import environment_spec
 from tinker_atropos_humanoid.config import HumanoidConfig, make
@@ -106,6 +107,18 @@ def test_a_configuration_survives_a_file() -> None:
 def test_wrong_settings_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){said}"):
         validate(HumanoidConfig, settings, path="env")
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [("mujoco", "it is not installed"), ("mujoco.batch", r"4\.\S+ is installed, which has no mujoco\.batch")],
+)
+def test_without_mujoco_4_the_pip_command_is_named(monkeypatch: pytest.MonkeyPatch, missing: str, said: str) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else known(name))
+    for made in (lambda: make(HumanoidConfig(num_envs=1)), lambda: make_locomotion("Hopper-v5", num_envs=1)):
+        with pytest.raises(PluginError, match=rf"MuJoCo 4 or newer, and {said}; `pip install 'mujoco>=4' 'gymnasium"):
+            made()
 
 
 def test_a_wrong_model_file_is_refused() -> None:
