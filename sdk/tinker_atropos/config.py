@@ -323,7 +323,7 @@ def _unused(merged: layers.Layers, config: Config, used: Iterable[str]) -> dict[
         section = path.partition(".")[0]
         if path in never:
             # A resolved file names every key; at rest those say nothing.
-            if not _at_rest(path, given.value):
+            if not _at_rest(path, given.value) and (given.override or not _is_default(config, path, given.value)):
                 idle[path] = never[path]
         elif path in of_other_kinds:
             if given.override or not _at_rest(path, given.value):
@@ -361,6 +361,13 @@ def _at_rest(path: str, value: Any) -> bool:
     section, _, key = path.partition(".")
     field_info = SECTIONS[section].model_fields.get(key) if section in SECTIONS else None
     return field_info is not None and value == field_info.default and type(value) is type(field_info.default)
+
+
+def _is_default(config: Config, path: str, value: Any) -> bool:
+    """Whether a value of the trainer's section is the one that it would have anyway."""
+    section, _, key = path.partition(".")
+    known = config.trainer_spec.config.model_fields if section == normal(config.trainer_spec.name) else {}
+    return key in known and bool(value == known[key].get_default(call_default_factory=True))
 
 
 def _run_name(environment: str, trainer: str, *_: str) -> str:

@@ -106,7 +106,7 @@ class Broken:
         said = f"{self._task}: simulation {simulation} met {cause} in its step {step}"
         if self.count > self._most:
             raise RunError(
-                f"{said}; that is the {self.count}th, more than rollout.max_broken_episodes={self._most}. Look for the "
+                f"{said}; these are {self.count}, more than rollout.max_broken_episodes={self._most}. Look for the "
                 "cause in the environment, or lower the learning rate; then continue with --resume"
             )
         if self.count <= 8 or self.count & (self.count - 1) == 0:
