@@ -400,10 +400,11 @@ async def test_an_episode_that_a_nan_ends_between_two_fragments_is_marked_in_the
     service.nan_action_at = 8 * shards + 1  # the first action of the second update's first fragment
     c = config(env__shards=shards)
     await run(c, notes, registry=registry)
-    assert any("simulation 0 met a NaN or infinite action in its step 8" in text for text in notes.said)
-    assert rows_of(c)[1]["rollout/simulations_broken"] == 1
-    before, after = (batch.fragments[0] for batch in service.batches[:2])
     width = 4 // shards
+    (place,) = (n for n, part in enumerate(service.batches[1].fragments) if part.fresh is not None)  # which was first?
+    assert any(f"simulation {place * width} met a NaN or infinite action in its step 8" in said for said in notes.said)
+    assert rows_of(c)[1]["rollout/simulations_broken"] == 1
+    before, after = (batch.fragments[place] for batch in service.batches[:2])
     assert before.fresh.tolist() == [True] * width  # the beginning
     assert not before.truncated[-1, 0]
     assert after.fresh.tolist() == [True] + [False] * (width - 1)
@@ -473,13 +474,13 @@ async def test_a_worker_that_hangs_is_ended_and_counts_as_lost(config, registry,
     c = config(
         env__shards=2,
         rollout__workers="process",
-        rollout__worker_timeout=8.0,
+        rollout__step_timeout=8.0,
         env__hang_file=str(tmp_path / "hung"),
         trainer__schedule=schedule,
     )
     await run(c, notes, registry=registry)
     assert any(
-        "did not answer step() for 8 s (rollout.worker_timeout) and was ended; its fragment is cut off" in text
+        "did not answer step() for 8 s (rollout.step_timeout) and was ended; its fragment is cut off" in text
         for text in notes.said
     )
     assert sum(row.get("rollout/workers_restarted", 0) for row in rows_of(c)) == 1

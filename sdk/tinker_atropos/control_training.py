@@ -131,7 +131,7 @@ class ControlTraining:
         config, plan = self.config, self.plan
         shape = Shape.of(self.spaces, plan.envs_per_shard)
         make, name = _make(config, plan.envs_per_shard), config.environment_spec.name
-        patience = config.rollout.worker_timeout
+        patience = config.rollout.step_timeout
         lanes: list[Lane] = []
         try:
             for index in range(plan.shards):

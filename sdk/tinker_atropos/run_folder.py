@@ -29,7 +29,7 @@ MAY_CHANGE = {
     "rollout.eval_tasks",
     "rollout.show_every",
     "rollout.workers",
-    "rollout.worker_timeout",
+    "rollout.step_timeout",
     "rollout.eval_episodes",
     "rollout.max_broken_episodes",
     "rollout.episode_timeout",

@@ -109,8 +109,8 @@ class RolloutSection(Section):
     workers: Literal["process", "thread", "inline"] | None = Field(
         None, description="control: where a shard's simulations step; default: inline for one shard, else thread"
     )
-    worker_timeout: float = Field(
-        120.0, gt=0, description="control: seconds after which a worker process that does not answer is ended"
+    step_timeout: float = Field(
+        120.0, gt=0, description="control: seconds that a worker process may take for one step; then it is replaced"
     )
     eval_episodes: int = Field(10, ge=1, description="control: whole episodes per evaluation")
     max_broken_episodes: int = Field(

@@ -24,7 +24,7 @@ FOR_TEXT = {
     ),
     "run": "previews",
 }
-FOR_CONTROL = {"env": "shards", "rollout": "workers worker_timeout eval_episodes max_broken_episodes"}
+FOR_CONTROL = {"env": "shards", "rollout": "workers step_timeout eval_episodes max_broken_episodes"}
 DERIVED = "from"  # how the origin of a length begins that follows from the other
 
 

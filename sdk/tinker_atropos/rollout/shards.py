@@ -173,7 +173,7 @@ class ProcessShard:
                 self._process.join(timeout=5.0)
                 raise ShardLost(
                     f"a worker process of environment {self._name!r} did not answer {self._method}() for "
-                    f"{self._answer_seconds:g} s (rollout.worker_timeout) and was ended"
+                    f"{self._answer_seconds:g} s (rollout.step_timeout) and was ended"
                 )
             result, error = self._pipe.recv()
         except (EOFError, OSError):
