@@ -201,7 +201,7 @@ async def test_the_guides_control_trainer_learns_the_guides_carts_and_resumes_ex
 
     finished = await run(config("whole", 40), PlainProgress(), registry=registry)
     returns = [row["episode/return"] for row in RunFolder(finished.folder).read_metrics()]
-    assert sum(returns[:4]) / 4 < -10
+    assert returns[0] < -10
     assert sum(returns[-4:]) / 4 > 10
     await run(config("parts", 20), PlainProgress(), registry=registry)
     again = await run(config("parts", 40), PlainProgress(), registry=registry, resume=True)
