@@ -28,7 +28,7 @@ help:
 	@echo "make check             ruff, mypy, then the tests: what CI runs"
 	@echo "make docs              only the tests of the docs: links, commands, examples"
 	@echo "make wheels            build every wheel into dist and try them in empty environments"
-	@echo "make bench             performance, beside the peers"
+	@echo "make bench             performance, beside the peers; ARGS='control_overlap' selects some"
 	@echo "make bench-humanoid    environment steps/s of Humanoid beside MuJoCo alone, Gymnasium and EnvPool"
 	@echo "make bench-endpoints   what a request of /generate costs over the bare policy"
 	@echo "make bench-quickstart  learning: three seeds, and a learning rate of 0"

@@ -10,21 +10,31 @@ processes or spins while it waits would look best. Steps that only reset (EnvPoo
 
 Actions are uniform: bodies fall after about 24 steps, and two thirds of the steps are without a contact. `--fallen`
 goes on after the fall, with contacts in nearly all of them.
+
+Then where our own time goes, and what a training with `configs/humanoid.yaml` reaches in the schedules `sync` and
+`async`: environment steps over wall time, learning included (medians over its updates).
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib.util
+import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 SIMULATIONS, FRAME_SKIP, CYCLE = 16, 5, 256
+CONFIGURATION = Path(__file__).resolve().parent.parent / "configs" / "humanoid.yaml"
+WARM_UP = 3  # updates of a training
 UNDISTURBED = 0.95
 WITHOUT: dict[str, Any] = {"include_cfrc_ext_in_observation": False, "contact_cost_weight": 0.0}
 LIMIT, OURS, LEAN = "mj_step, all cores (limit)", "ours", "ours without cfrc_ext"
@@ -139,6 +149,79 @@ def limit_and_share(steps: Steps, threads: int) -> tuple[float, float]:
     return done / wall, used / wall / threads
 
 
+def where_time_goes(threads: int, fallen: bool, steps: int, settings: dict[str, Any]) -> dict[str, float]:
+    """Return the share of each part of a step, measured in the methods that do it."""
+    from tinker_atropos_humanoid.locomotion import make_locomotion
+
+    env = make_locomotion(
+        "Humanoid-v5", num_envs=SIMULATIONS, threads=threads, terminate_when_unhealthy=not fallen, **settings
+    )
+    took: dict[str, float] = {}
+    within: list[float] = []  # of each part that is being measured: what parts inside it took
+
+    def measure(owner: Any, method: str, part: str) -> None:
+        work = getattr(owner, method)
+
+        def measured(*values: Any) -> Any:
+            within.append(0.0)
+            began = time.perf_counter()
+            result = work(*values)
+            whole = time.perf_counter() - began
+            took[part] = took.get(part, 0.0) + whole - within.pop()
+            if within:
+                within[-1] += whole
+            return result
+
+        setattr(owner, method, measured)
+
+    given = actions()
+    step = stepper(env, given)
+    for _ in range(100):
+        step()
+    parts: dict[str, tuple[tuple[Any, str], ...]] = {
+        "mj_step in C": ((env.simulations, "step"),),
+        "cfrc_ext": ((env.simulations, "_compute_forces"),),
+        "resets with mj_forward": ((env, "_restart"),),
+        "observation": ((env._observer, "write"), (env._observer, "refresh"), (env, "_given_out")),
+        "reward and terms": (
+            *((env._rewarder, name) for name in ("healthy", "step_terms", "state_terms")),
+            (env._tracker, "positions"),
+        ),
+        "infos": ((env, "_infos"),),
+        "search for NaN": ((env, "_faulty"),),
+        "all else": ((env, "step"),),
+    }
+    for part, methods in parts.items():
+        for owner, method in methods:
+            measure(owner, method, part)
+    for _ in range(steps):
+        step()
+    return {part: took.get(part, 0.0) / sum(took.values()) for part in parts}
+
+
+def while_training(schedule: str, updates: int) -> tuple[float, float]:
+    """Return environment steps a second of a training, and the share of its time that the trainer was busy."""
+    from tinker_atropos.config import load
+    from tinker_atropos.progress import PlainProgress
+    from tinker_atropos.run import run
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "run.output": folder,
+            "run.name": schedule,
+            "env.steps_per_eval": 0,
+            "env.total_steps": updates,
+            "torch_ppo.total_env_steps": None,
+            "torch_ppo.schedule": schedule,
+            "torch_ppo.save_checkpoint_interval": 0,
+        }
+        config = load(CONFIGURATION, [(path, value, path) for path, value in settings.items()])
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            asyncio.run(run(config, PlainProgress()))
+        rows = [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
+    return median(row["env_steps/per_second"] for row in rows), median(row["trainer/busy"] for row in rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
@@ -146,6 +229,7 @@ def main() -> None:
     parser.add_argument("--burst", type=int, default=40, help="steps of all simulations in a burst")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--fallen", action="store_true", help="go on after a fall: bodies on the ground, many contacts")
+    parser.add_argument("--updates", type=int, default=20, help="of the trainings; 0: none")
     options = parser.parse_args()
 
     made = contenders(options.threads, options.fallen, options.burst)
@@ -181,6 +265,15 @@ def main() -> None:
         if other in rates:
             met = ratio(one, other)
             print(f"{one} / {other}: {met:.2f} (target {target}: {'met' if met >= target else 'MISSED'})")
+    for name, settings in ((OURS, {}), (LEAN, WITHOUT)):
+        shares = where_time_goes(options.threads, options.fallen, 10 * options.burst, settings)
+        print(f"where the time goes, {name}: " + ", ".join(f"{part} {share:.1%}" for part, share in shares.items()))
+    if options.updates <= WARM_UP or importlib.util.find_spec("torch") is None:
+        print("no training was asked for, or torch is not installed: its rows are left out")
+        return
+    for schedule in ("sync", "async"):
+        steps, busy = while_training(schedule, options.updates)
+        print(f"ours while PPO trains, {schedule:5}  {steps:8.0f} steps/s  trainer busy {busy:.0%}", flush=True)
 
 
 if __name__ == "__main__":

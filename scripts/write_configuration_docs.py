@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-from tinker_atropos.registry import Registry, normal
+from tinker_atropos.registry import PluginKind, Registry, normal
 from tinker_atropos.sections import UNUSED, EnvSection, OpenAISection, RolloutSection, RunSection
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -29,6 +29,10 @@ and tinker, `--set env.dataset=arithmetic` is `--set gsm8k.dataset=arithmetic`, 
 its name. Installed plugins that are not listed here describe themselves: `tinker-atropos env info NAME`,
 `tinker-atropos trainer info NAME`.
 
+A control run ends after `env.total_steps` updates (`--steps`) or after the trainer's `total_env_steps` environment
+steps (`--env-steps`): name one of them. Both is an error, whether in one place or in two; `null` takes one that a file
+names back. A resumed run ends where it was to, unless one of the two says otherwise.
+
 A key that nobody knows is refused. Keys of Atropos that are accepted and have no effect are marked *no effect*; a run
 names those that were given.
 """
@@ -41,22 +45,23 @@ COMMON: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("rollout", RolloutSection, "How episodes are rolled out."),
 )
 
+PLUGINS: tuple[tuple[PluginKind, str, str], ...] = (
+    ("adapter", "managed_server", "The adapter that is used unless `rollout.adapter` names another."),
+    ("trainer", "tinker", "Trainer for text: LoRA through the Tinker SDK; also written `trainer.X`."),
+    ("trainer", "torch_ppo", "Trainer for control: PPO on this machine; also written `trainer.X`."),
+    ("env", "gsm8k", "Environment: grade-school maths; also written `env.X`."),
+    ("env", "humanoid", "Environment for control: MuJoCo's Humanoid-v5; also written `env.X`."),
+    ("env", "gymnasium", "Environment for control: any registered Gymnasium id; also written `env.X`."),
+)
+
 
 def page() -> str:
     """Return the text of the page."""
     registry = Registry()
-    environment, trainer, adapter = (
-        registry.load("env", "gsm8k"),
-        registry.load("trainer", "tinker"),
-        registry.load("adapter", "managed_server"),
-    )
     parts = [INTRODUCTION]
     parts += [section(name, model, text) for name, model, text in COMMON]
-    for spec, text in (
-        (adapter, "The adapter that is used unless `rollout.adapter` names another."),
-        (trainer, "The trainer; also written `trainer.X`."),
-        (environment, "The environment; also written `env.X`."),
-    ):
+    for kind, name, text in PLUGINS:
+        spec = registry.load(kind, name)
         parts.append(section(normal(spec.name), spec.config, text))
     parts.append(
         "## slurm, testing\n\nTrue or false, as in the original's files; *no effect*: "

@@ -49,6 +49,13 @@ def test_the_cartpole_file_reaches_450(tinker_atropos, tmp_path):
     episodes = sum(row["episode/count"] for row in ended)
     assert sum(row["episode/return"] * row["episode/count"] for row in ended) / episodes >= 450
     assert 60_000 <= rows[-1]["env_steps"] < 60_000 + 8 * 128
+    listed = tinker_atropos("checkpoint", "list", "--run", "cartpole", "--format", "json", cwd=tmp_path)
+    assert [Path(entry["uri"]).parent.name for entry in json.loads(listed.stdout)[:2]] == ["final", "final"]
+    assert len(json.loads(listed.stdout)) == 2 * 5
+    downloaded = tinker_atropos("checkpoint", "download", "--run", "cartpole", cwd=tmp_path)
+    folder = tmp_path / "runs" / "cartpole" / "export" / "final"
+    assert (downloaded.returncode, downloaded.stdout.strip()) == (0, "runs/cartpole/export/final"), downloaded.stderr
+    assert {"policy.npz", "policy.py"} <= {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("name", ["cartpole", "halfcheetah", "humanoid"])

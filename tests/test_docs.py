@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from tinker_atropos.cli import cli
-from tinker_atropos.config import load
+from tinker_atropos.config import Config, load
 from tinker_atropos.progress import PlainProgress
 from tinker_atropos.registry import Registry, load_file
 from tinker_atropos.run import run
@@ -137,7 +137,7 @@ def test_what_is_marked_to_run_runs(page: Path, tmp_path: Path) -> None:
         assert ended.returncode == 0, f"{block.text}\n{ended.stdout}\n{ended.stderr}"
 
 
-@pytest.mark.parametrize("name", ["poem.py", "rhyme.py", "guess.py"])
+@pytest.mark.parametrize("name", ["poem.py", "rhyme.py", "guess.py", "cart.py"])
 def test_the_guides_environments_keep_the_contract(name: str, tmp_path: Path) -> None:
     assert name in write_files(GUIDE, tmp_path)
     check_environment(load_file(f"{tmp_path / name}:env"))
@@ -179,3 +179,31 @@ async def test_the_guides_trainer_learns(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(rewards) == 20
     assert sum(rewards[-4:]) > sum(rewards[:4]) + 1
     assert Path(finished.checkpoint.weights).is_file()
+
+
+async def test_the_guides_control_trainer_learns_the_guides_carts_and_resumes_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(GUIDE, tmp_path)
+    write_files(TRAINER_GUIDE, tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry([EntryPoint("line", "tinker_atropos_line", "tinker_atropos.trainers")])
+
+    def config(name: str, steps: int) -> Config:
+        settings = {
+            "run.env": f"{tmp_path / 'cart.py'}:env",
+            "run.trainer": "line",
+            "run.output": str(tmp_path),
+            "run.name": name,
+            "env.total_steps": steps,
+            "env.steps_per_eval": 0,
+        }
+        return load(None, [(path, value, "test") for path, value in settings.items()], registry=registry)
+
+    finished = await run(config("whole", 40), PlainProgress(), registry=registry)
+    returns = [row["episode/return"] for row in RunFolder(finished.folder).read_metrics()]
+    assert returns[0] < -10
+    assert sum(returns[-4:]) / 4 > 10
+    await run(config("parts", 20), PlainProgress(), registry=registry)
+    again = await run(config("parts", 40), PlainProgress(), registry=registry, resume=True)
+    assert [row["episode/return"] for row in RunFolder(again.folder).read_metrics()] == returns

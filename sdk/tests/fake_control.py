@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class FakeWalkConfig(EnvironmentConfig):
     step_seconds: float = 0.0
     nan: str = ""  # "observation" or "reward": simulation 1 gives one in its 5th step; "contained": it truncates there
     exit_file: str = ""  # a worker process ends in its 7th step, once: then the file exists; "always": each time
+    hang_file: str = ""  # a worker process hangs in its 7th step, once, deaf to all but SIGKILL
     raises: bool = False
     render_mode: str | None = None
 
@@ -64,6 +66,10 @@ class FakeWalk(VectorEnv):
             time.sleep(self.config.step_seconds)
         if self.config.exit_file and self.steps == 7 and first_at(self.config.exit_file):
             os._exit(3)
+        if self.config.hang_file and self.steps == 7 and first_at(self.config.hang_file):
+            Path(self.config.hang_file).write_text(str(os.getpid()))
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(1000)
         if self.config.raises:
             raise ValueError("the floor is missing")
         self.seen.append(np.array(actions))
@@ -218,7 +224,7 @@ def first_at(place: str) -> bool:
 def copied(fragment: Fragment) -> Fragment:
     """Return a fragment whose arrays the rollout won't write into again."""
     arrays = {name: getattr(fragment, name).copy() for name in ARRAYS}
-    rest = {name: getattr(fragment, name) for name in ("id", "policy", "episodes", "metrics", "lost")}
+    rest = {name: getattr(fragment, name) for name in ("id", "policy", "episodes", "metrics", "lost", "shard", "fresh")}
     return Fragment(**arrays, **rest)
 
 

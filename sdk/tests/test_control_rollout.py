@@ -141,37 +141,56 @@ def test_a_snapshot_of_live_objects_is_refused(tmp_path):
         write_state(tmp_path / "s.npz", ControlState(0, 0, [{"simulator": object()}]))
 
 
-@pytest.mark.parametrize(
-    ("changes", "steps", "env_steps"),
-    [
-        ({"env.total_steps": 5}, 5, 160),
-        ({"trainer.total_env_steps": 100}, 4, 100),
-        ({"env.total_steps": 4, "trainer.total_env_steps": 100}, 4, 100),
-        ({}, 50, 1600),
-    ],
-)
-def test_a_length_is_given_once_and_both_are_known(registry, changes, steps, env_steps):
-    settings = {"run.env": "walk", "run.trainer": "fake_control"} | changes
-    config = load(None, [(key, value, f"--set {key}") for key, value in settings.items()], registry=registry)
+STEPS, ENV_STEPS = ("env.total_steps", 4, "--steps"), ("trainer.total_env_steps", 100, "--env-steps")
+WALK = [("run.env", "walk", "--env"), ("run.trainer", "fake_control", "--trainer")]
+
+
+@pytest.mark.parametrize(("given", "steps", "env_steps"), [([STEPS], 4, 128), ([ENV_STEPS], 4, 100), ([], 50, 1600)])
+def test_a_length_is_given_once_and_both_are_known(registry, given, steps, env_steps):
+    config = load(None, [*WALK, *given], registry=registry)
     assert (config.env.total_steps, config.trainer.total_env_steps) == (steps, env_steps)
 
 
-def test_two_lengths_that_differ_are_refused_and_the_command_line_goes_before_a_file(registry, tmp_path):
-    base = [("run.env", "walk", "--env"), ("run.trainer", "fake_control", "--trainer")]
-    both = [("env.total_steps", 5, "--steps"), ("trainer.total_env_steps", 100, "--env-steps")]
-    with pytest.raises(ConfigError, match=r"total_steps=5 \(--steps\).*total_env_steps=100 \(--env-steps\).*keep one"):
-        load(None, base + both, registry=registry)
+@pytest.mark.parametrize(
+    ("content", "given"),
+    [
+        ("", [STEPS, ENV_STEPS]),
+        ("env: {total_steps: 4}", [ENV_STEPS]),
+        ("fake_control: {total_env_steps: 100}", [STEPS]),
+        ("env: {total_steps: 4}\ntrainer: {total_env_steps: 100}", []),
+    ],
+)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_two_lengths_are_refused_even_where_they_agree(config, registry, tmp_path, content, given, resumed):
+    file = tmp_path / "c.yaml"
+    file.write_text(content)
+    base = config(run__env="walk", env__total_steps=2).as_dict() if resumed else None
+    with pytest.raises(ConfigError) as refused:
+        load(file, [*WALK, *given], registry=registry, base=base)
+    said = str(refused.value)
+    assert "env.total_steps=4 (" in said
+    assert "fake_control.total_env_steps=100 (" in said
+    assert "both say where the run ends; keep one" in said
+    assert "4 updates are --env-steps 128" in said
+
+
+def test_null_takes_a_files_length_back(registry, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("fake_control: {total_env_steps: 100}\n")
-    config = load(file, base + both[:1], registry=registry)
-    assert (config.env.total_steps, config.trainer.total_env_steps) == (5, 160)
-    file.write_text("env: {total_steps: 5}\n")
-    config = load(file, base + both[1:], registry=registry)
-    assert (config.env.total_steps, config.trainer.total_env_steps) == (4, 100)
+    nothing = ("trainer.total_env_steps", None, "--set trainer.total_env_steps")
+    config = load(file, [*WALK, STEPS, nothing], registry=registry)
+    assert (config.env.total_steps, config.trainer.total_env_steps) == (4, 128)
 
 
-def test_a_resolved_file_gives_the_same_configuration_again(config, registry, tmp_path):
-    first = config(trainer__total_env_steps=100, env__shards=2)
+@pytest.mark.parametrize(
+    ("length", "written", "derived"),
+    [("trainer__total_env_steps", "fake_control", "env"), ("env__total_steps", "env", "fake_control")],
+)
+def test_a_resolved_file_gives_the_same_configuration_again(config, registry, tmp_path, length, written, derived):
+    first = config(env__shards=2, **{length: 100})
+    key = {"env": "total_steps", "fake_control": "total_env_steps"}
+    assert first.as_dict()[written][key[written]] == 100
+    assert key[derived] not in first.as_dict()[derived]
     file = tmp_path / "config.yaml"
     from tinker_atropos.yaml_file import write_yaml
 
@@ -181,19 +200,25 @@ def test_a_resolved_file_gives_the_same_configuration_again(config, registry, tm
     assert again.unused == {}
 
 
+@pytest.mark.parametrize("begun_with", [{"trainer__total_env_steps": 100}, {"env__total_steps": 3}, {}])
 @pytest.mark.parametrize(
     ("asked", "steps", "env_steps"),
     [
-        ([], 4, 100),
+        ([], None, None),
         ([("env.total_steps", 9, "--steps")], 9, 288),
         ([("trainer.total_env_steps", 320, "--env-steps")], 10, 320),
     ],
 )
-def test_a_resumed_run_ends_where_it_did_or_where_one_option_says(config, registry, asked, steps, env_steps):
-    written = config(trainer__total_env_steps=100).as_dict()
-    again = load(None, asked, registry=registry, base=written)
-    assert (again.env.total_steps, again.trainer.total_env_steps) == (steps, env_steps)
+def test_a_resumed_run_ends_where_it_did_or_where_one_option_says(
+    config, registry, begun_with, asked, steps, env_steps
+):
+    first = config(**begun_with)
+    again = load(None, asked, registry=registry, base=first.as_dict())
+    before = (first.env.total_steps, first.trainer.total_env_steps)
+    assert (again.env.total_steps, again.trainer.total_env_steps) == (before if steps is None else (steps, env_steps))
     assert again.unused == {}
+    third = load(None, registry=registry, base=again.as_dict())
+    assert third.as_dict() == again.as_dict()
 
 
 @pytest.mark.parametrize(

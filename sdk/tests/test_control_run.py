@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import itertools
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -315,7 +316,7 @@ async def test_evaluations_play_whole_episodes_with_the_mode_action_and_leave_pi
     assert places == ["step-000003.jsonl.gz", "step-000006.jsonl.gz", "step-000006.png"]
     Image = pytest.importorskip("PIL.Image")
 
-    assert Image.open(c.folder / "evaluations" / "step-000006.png").size == (5 * 240, 3 * 160)
+    assert Image.open(c.folder / "evaluations" / "step-000006.png").size == (5 * 300 + 4 * 4, 30 + 4 * 200 + 3 * 4)
 
 
 async def test_the_last_lines_name_updates_steps_and_the_return(config, registry, notes):
@@ -387,6 +388,31 @@ async def test_a_nan_action_never_reaches_the_simulator(config, registry, notes,
     assert all(np.isfinite(getattr(fragment, name)).all() for name in fake.ARRAYS)
     assert fragment.truncated[2, 0]
     assert (fragment.observations[3, :, 2] == [0, 3, 3, 3]).all()
+    place = np.argwhere(fragment.terminated | fragment.truncated).tolist().index([2, 0])
+    assert fragment.finals[place][2] == 3  # what the last sound action led to
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_an_episode_that_a_nan_ends_between_two_fragments_is_marked_in_the_later_one(
+    config, registry, notes, service, shards
+):
+    """In `sync` the fragment before was learned from already: it can't be truncated any more."""
+    service.nan_action_at = 8 * shards + 1  # the first action of the second update's first fragment
+    c = config(env__shards=shards)
+    await run(c, notes, registry=registry)
+    width = 4 // shards
+    (place,) = (n for n, part in enumerate(service.batches[1].fragments) if part.fresh is not None)  # which was first?
+    assert any(f"simulation {place * width} met a NaN or infinite action in its step 8" in said for said in notes.said)
+    assert rows_of(c)[1]["rollout/simulations_broken"] == 1
+    before, after = (batch.fragments[place] for batch in service.batches[:2])
+    assert before.fresh.tolist() == [True] * width  # the beginning
+    assert not before.truncated[-1, 0]
+    assert after.fresh.tolist() == [True] + [False] * (width - 1)
+    assert after.observations[0, 0, 2] == 0
+    np.testing.assert_array_equal(after.observations[0, 1:], before.observations[-1, 1:])
+    assert all(np.isfinite(getattr(after, name)).all() for name in fake.ARRAYS)
+    later = [fragment.fresh for batch in service.batches[2:] for fragment in batch.fragments]
+    assert later == [None] * len(later)
 
 
 async def test_a_policy_of_nothing_but_nan_ends_the_run(config, registry, notes, service, monkeypatch):
@@ -438,6 +464,32 @@ async def test_a_lost_worker_truncates_its_fragment_and_comes_back_while_the_oth
     assert (lost.truncated[-1] | lost.terminated[-1]).all()
     assert len(lost.finals) == np.sum(lost.truncated | lost.terminated)
     assert all(fragment.lost is None for batch in service.batches[1:] for fragment in batch.fragments)
+
+
+@pytest.mark.parametrize("schedule", ["sync", "async"])
+async def test_a_worker_that_hangs_is_ended_and_counts_as_lost(config, registry, notes, service, tmp_path, schedule):
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(fake)
+    c = config(
+        env__shards=2,
+        rollout__workers="process",
+        rollout__step_timeout=8.0,
+        env__hang_file=str(tmp_path / "hung"),
+        trainer__schedule=schedule,
+    )
+    await run(c, notes, registry=registry)
+    assert any(
+        "did not answer step() for 8 s (rollout.step_timeout) and was ended; its fragment is cut off" in text
+        for text in notes.said
+    )
+    assert sum(row.get("rollout/workers_restarted", 0) for row in rows_of(c)) == 1
+    assert rows_of(c)[-1]["step"] == 6
+    (lost,) = (part for batch in service.batches for part in batch.fragments if part.lost is not None)
+    assert len(lost.rewards) == 6
+    assert (lost.truncated[-1] | lost.terminated[-1]).all()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "hung").read_text()), 0)
 
 
 async def test_async_goes_on_after_a_lost_worker_too(config, registry, notes, service, tmp_path):

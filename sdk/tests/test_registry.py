@@ -88,7 +88,7 @@ def test_an_unknown_name_unlike_any_other_may_be_a_plugin_to_install(install: In
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("worker_timeout", ""),
+        ("step_timeout", ""),
         ("Group-Sise", "group_size"),
         ("rum", "run"),
         ("model", "model_name"),

@@ -22,7 +22,7 @@ from tinker_atropos.registry import (
     read_references,
     split_reference,
 )
-from tinker_atropos.rollout.control_plan import control_plan, idle_keys, is_control, settle_length
+from tinker_atropos.rollout.control_plan import control_plan, derived_length, idle_keys, is_control, settle_length
 from tinker_atropos.sections import (
     FLAGS,
     SECTIONS,
@@ -95,10 +95,11 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         """Return it in the shape of a file: reading that file again gives this configuration.
 
-        But for `openai.api_key`: it has no effect, and a secret is not copied into another file.
+        But for `openai.api_key`: it has no effect, and a secret is not copied into another file. Of a control run's two
+        lengths only the one that decides is in it.
         """
         dump = {"mode": "json"}
-        return {
+        content: dict[str, Any] = {
             "run": self.run.model_dump(**dump),  # type: ignore[arg-type]
             "env": self.env.model_dump(**dump),  # type: ignore[arg-type]
             "openai": {**self.openai.model_dump(**dump), "model_name": self.model, "api_key": None},  # type: ignore[arg-type]
@@ -108,6 +109,10 @@ class Config:
             normal(self.trainer_spec.name): self.trainer.model_dump(**dump),
             **({} if self.adapter is None else {normal(self.adapter_spec.name): self.adapter.model_dump(**dump)}),
         }
+        if (derived := derived_length(self)) is not None:
+            section, _, key = derived.partition(".")
+            del content[section][key]
+        return content
 
 
 def load(
@@ -348,7 +353,7 @@ def _unused(merged: layers.Layers, config: Config, used: Iterable[str]) -> dict[
         section = path.partition(".")[0]
         if path in never:
             # A resolved file names every key; at rest those say nothing.
-            if not _at_rest(path, given.value):
+            if not _at_rest(path, given.value) and (given.override or not _is_default(config, path, given.value)):
                 idle[path] = never[path]
         elif path in of_other_kinds:
             if given.override or not _at_rest(path, given.value):
@@ -393,6 +398,13 @@ def _written_env(name: str | tuple[str, ...] | None, plugin: str) -> str | tuple
     names = [name] if isinstance(name, str) else list(name or ())
     said = tuple(one if is_file_reference(one) or split_reference(one)[1] is not None else plugin for one in names)
     return said[0] if len(said) == 1 else said
+
+
+def _is_default(config: Config, path: str, value: Any) -> bool:
+    """Whether a value of the trainer's section is the one that it would have anyway."""
+    section, _, key = path.partition(".")
+    known = config.trainer_spec.config.model_fields if section == normal(config.trainer_spec.name) else {}
+    return key in known and bool(value == known[key].get_default(call_default_factory=True))
 
 
 def _run_name(environment: str, trainer: str, *_: str) -> str:

@@ -70,6 +70,12 @@ class Fragment:
     simulation that gave NaN or infinity was reset and its step is truncated with reward 0; its entry in `finals` is its
     last sound observation. N is the number of simulations of one shard: a batch holds several fragments.
 
+    `shard` says which one: its fragments follow each other in time, in a batch and from batch to batch. `fresh bool[N]`
+    marks simulations whose first row begins a new episode even if the shard's fragment before left theirs open (it may
+    have been learned from before anybody knew): at the beginning and after a resumption, after a lost worker, and where
+    the very first action was NaN. The fragment before ends with an observation to go on from, so its advantages are
+    those of a truncation all the same; but what a learner carries across fragments begins anew. None: nowhere.
+
     The arrays are the rollout's and are used again: they are valid until the `update` that got them returned.
     """
 
@@ -85,6 +91,8 @@ class Fragment:
     episodes: tuple[tuple[float, int], ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     lost: BoolArray | None = None
+    shard: int = 0
+    fresh: BoolArray | None = None
 
     @property
     def steps(self) -> int:

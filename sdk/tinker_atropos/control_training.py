@@ -17,12 +17,14 @@ from tinker_atropos.config import Config
 from tinker_atropos.control import ControlBatch, ControlPolicy, ControlSpaces, ControlTrainer, ControlUpdate
 from tinker_atropos.control_metrics import control_metrics
 from tinker_atropos.control_state import ControlState, read_state, state_file, write_state
+from tinker_atropos.errors import TinkerAtroposError
 from tinker_atropos.progress import Progress
 from tinker_atropos.registry import Registry
 from tinker_atropos.rollout.control import ControlCollector
 from tinker_atropos.rollout.control_plan import control_plan, with_envs
-from tinker_atropos.rollout.evaluate_control import ControlEvaluation, can_render, evaluate_control, picture_sheet
+from tinker_atropos.rollout.evaluate_control import ControlEvaluation, evaluate_control
 from tinker_atropos.rollout.fragments import Actor, Broken, Lane
+from tinker_atropos.rollout.pictures import can_render, picture_sheet
 from tinker_atropos.rollout.schedule import derive_seed
 from tinker_atropos.rollout.shards import made, open_shard
 from tinker_atropos.rollout.simulations import Shape, check_spaces, is_resumable
@@ -31,6 +33,8 @@ from tinker_atropos.supervise import Stopped
 from tinker_atropos.trainer import Checkpoint
 
 log = logging.getLogger(__name__)
+
+PACKAGES = {"PIL": "pillow"}  # modules that are called otherwise than their package
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +117,12 @@ class ControlTraining:
     def _collector(self) -> ControlCollector:
         config, plan = self.config, self.plan
         shape = Shape.of(self.spaces, plan.envs_per_shard)
-        make = _make(config, plan.envs_per_shard)
+        make, name = _make(config, plan.envs_per_shard), config.environment_spec.name
+        patience = config.rollout.step_timeout
         lanes: list[Lane] = []
         try:
             for index in range(plan.shards):
-                shard = open_shard(plan.workers, make, config.environment_spec.name, shape)
+                shard = open_shard(plan.workers, make, name, shape, answer_seconds=patience)
                 lanes.append(Lane(index, shard, shape, self.actor, self.broken, plan.steps))
         except BaseException:
             for lane in lanes:
@@ -243,7 +248,7 @@ class ControlTraining:
             try:
                 sheet = picture_sheet(
                     environment,
-                    name,
+                    self.spaces.task,
                     policy,
                     self.actor,
                     Shape.of(self.spaces, 1),
@@ -253,7 +258,10 @@ class ControlTraining:
             finally:
                 environment.close()
         except ImportError as error:
-            self.say(f"no picture sheet: {error}; `pip install {error.name or 'pillow'}`")
+            self.say(f"no picture sheet: {error}; `pip install {PACKAGES.get(error.name or 'PIL', error.name)}`")
+            return
+        except TinkerAtroposError as error:
+            self.say(f"no picture sheet: {error}")
             return
         except Exception as error:
             log.warning("no picture sheet", exc_info=True)

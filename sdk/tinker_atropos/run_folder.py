@@ -29,6 +29,7 @@ MAY_CHANGE = {
     "rollout.eval_tasks",
     "rollout.show_every",
     "rollout.workers",
+    "rollout.step_timeout",
     "rollout.eval_episodes",
     "rollout.max_broken_episodes",
     "rollout.episode_timeout",
@@ -45,6 +46,7 @@ MAY_CHANGE_IN_TRAINER = {
     "checkpoint_ttl_seconds",
     "base_url",
     "total_env_steps",
+    "keep_checkpoints",
 }
 
 

@@ -126,6 +126,9 @@ class RolloutSection(Section):
     workers: Literal["process", "thread", "inline"] | None = Field(
         None, description="control: where a shard's simulations step; default: inline for one shard, else thread"
     )
+    step_timeout: float = Field(
+        120.0, gt=0, description="control: seconds that a worker process may take for one step; then it is replaced"
+    )
     eval_episodes: int = Field(10, ge=1, description="control: whole episodes per evaluation")
     max_broken_episodes: int = Field(
         100, ge=0, description="control: simulations reset for a NaN or infinity after which the run stops"

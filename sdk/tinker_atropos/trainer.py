@@ -169,7 +169,7 @@ class TrainerSpec:
     `quote(config, model)` says what a run would use. `unused(config)` names keys of its own section
     (or `section.key` paths of others) that have no effect with this configuration, with the reason.
     `checkpoints(config, folder)` opens the stored checkpoints: those of the run in `folder`, or with None those of the
-    account.
+    account, if `has_account`: False for a trainer that keeps them in the runs' folders alone.
     """
 
     name: str
@@ -183,5 +183,6 @@ class TrainerSpec:
     unused: Callable[[Any], Mapping[str, str]] | None = None
     default_model: Callable[[Any], str] | None = None
     checkpoints: Callable[[Any, Path | None], Awaitable[CheckpointCatalogue]] | None = None
+    has_account: bool = True
     description: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)

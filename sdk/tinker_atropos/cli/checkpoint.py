@@ -78,8 +78,8 @@ def download(
 ) -> None:
     """Download weights as a folder that others load.
 
-    For LoRA that is a PEFT adapter. URI is one that `checkpoint list` shows; without it the newest weights of --run are
-    taken. The folder's path is printed.
+    For LoRA that is a PEFT adapter, for torch_ppo a policy for NumPy and ONNX. URI is one that `checkpoint list` shows;
+    without it the newest weights of --run are taken. The folder's path is printed.
     """
     from tinker_atropos.errors import ConfigError
 
@@ -87,10 +87,16 @@ def download(
     wanted = uri or newest_weights(store)
     if to is None and store.folder is None:
         raise ConfigError("--to: name a folder to download into (with --run it is put into the run's folder)")
-    target = Path(to) if to is not None else store.folder / "export" / wanted.rstrip("/").rpartition("/")[2]  # type: ignore[operator]
+    target = Path(to) if to is not None else store.folder / "export" / _folder_name(wanted)  # type: ignore[operator]
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"--to: {str(target)!r} exists already; name a new folder with --to")
     click.echo(str(_with(store, lambda catalogue: catalogue.download(wanted, target))))
+
+
+def _folder_name(uri: str) -> str:
+    """Return a checkpoint's name: the last part of its address; of a file's address the folder that it lies in."""
+    *_, folder, last = ("", *uri.rstrip("/").split("/"))
+    return folder if uri.startswith("file:") and Path(last).suffix else last
 
 
 def open_store(run_name: str | None, local: bool, output: str, trainer: str | None) -> Store:
@@ -121,7 +127,9 @@ def open_store(run_name: str | None, local: bool, output: str, trainer: str | No
         raise ConfigError(f"{folder.config_file}: damaged, it names no run.trainer and openai.model_name") from None
     spec = registry.load("trainer", str(name))
     config = validate(spec.config, content.get(normal(spec.name)) or {}, path=normal(spec.name))
-    if local and not getattr(config, "local", False):
+    if local and not hasattr(config, "local"):
+        raise ConfigError(f"--local: trainer {spec.name!r} knows only this machine; leave --local out")
+    if local and not config.local:
         raise ConfigError(f"--local: run {run_name!r} was not trained on this machine; leave --local out")
     _check(spec, config, model)
     return Store(spec, config, folder.path)
@@ -160,7 +168,9 @@ def _only_trainer(registry: Any) -> str:
     from tinker_atropos.errors import ConfigError
 
     able: list[str] = [plugin.name for plugin, error in registry.status("trainer") if not error]
-    able = [name for name in able if registry.load("trainer", name).checkpoints is not None]
+    able = [
+        name for name in able if (spec := registry.load("trainer", name)).checkpoints is not None and spec.has_account
+    ]
     if len(able) != 1:
         raise ConfigError(
             f"name a run with --run, or one of the trainers with --trainer: {', '.join(able) or 'none installed'}"

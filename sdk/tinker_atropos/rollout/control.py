@@ -94,7 +94,7 @@ class ControlCollector:
                 lane.finish_reset()
             except ShardLost as error:
                 raise RunError(
-                    f"{error} before its first step; what it wrote to stderr says why (a script that starts worker "
+                    f"{error}, before its first step; what it wrote to stderr says why (a script that starts worker "
                     "processes needs `if __name__ == '__main__':`). rollout.workers=thread does without them"
                 ) from error
             if states is not None:

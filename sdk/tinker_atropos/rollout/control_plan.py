@@ -24,7 +24,8 @@ FOR_TEXT = {
     ),
     "run": "previews state",
 }
-FOR_CONTROL = {"env": "shards", "rollout": "workers eval_episodes max_broken_episodes"}
+FOR_CONTROL = {"env": "shards", "rollout": "workers step_timeout eval_episodes max_broken_episodes"}
+DERIVED = "from"  # how the origin of a length begins that follows from the other
 # What our own rollout of episodes reads, and an environment that drives itself decides alone.
 FOR_EPISODES = {
     "env": "tokenizer_name",
@@ -94,31 +95,41 @@ def control_plan(config: Config) -> ControlPlan:
 def settle_length(config: Config, written: Mapping[str, Given]) -> Config:
     """Return the configuration with both lengths set, `env.total_steps` and the trainer's `total_env_steps`.
 
-    The one that the user wrote decides (the command line goes before a file); else the trainer's default, if it has
-    one. Raises `ConfigError` where one source gives both, unless they say the same.
+    The one that the user gave decides; else that of the resumed run; else the trainer's default, if it has one. Raises
+    `ConfigError` where the user gave both, on the command line or in a file, even if they agree.
     """
-    section = normal(config.trainer_spec.name)
-    by_updates, by_steps = "env.total_steps", f"{section}.total_env_steps"
+    by_updates, by_steps = _length_paths(config)
     num_envs, steps, _ = _sizes(config)
     batch = num_envs * steps
-    asked, updates = config.trainer.total_env_steps, config.env.total_steps
-    of = {path: _rank(written.get(path)) for path in (by_updates, by_steps)}
-    same = asked is not None and -(-asked // batch) == updates
-    if asked is not None and of[by_updates] == of[by_steps] > 0 and not same:
-        origins = [written[path].origin for path in (by_updates, by_steps)]
+    updates, asked = config.env.total_steps, config.trainer.total_env_steps
+    ranks = [_rank(written.get(path)) for path in (by_updates, by_steps)]
+    if 2 in ranks:  # the resumed run's length gives way to the user's
+        ranks = [rank if rank == 2 else 0 for rank in ranks]
+    if min(ranks) > 0:
+        first, second = (f"{path}={written[path].value} ({written[path].origin})" for path in (by_updates, by_steps))
         raise ConfigError(
-            f"{by_updates}={updates} ({origins[0]}) and {by_steps}={asked} ({origins[1]}) both say where the run ends; "
-            f"keep one (an update learns from {batch} environment steps)"
+            f"{first} and {second} both say where the run ends; keep one. An update learns from {batch:,} environment "
+            f"steps, so {updates:,} updates are --env-steps {updates * batch}"
         )
-    origins_now = dict(config.origins)
-    if asked is None or of[by_updates] > of[by_steps]:
+    origins = dict(config.origins)
+    if asked is None or ranks[0] > ranks[1]:
         # The trainer is told too: schedules that end with the run need its length.
         trainer = config.trainer.model_copy(update={"total_env_steps": updates * batch})
-        origins_now[by_steps] = f"from {by_updates}"
-        return replace(config, trainer=trainer, origins=origins_now)
-    if not same:
-        origins_now[by_updates] = f"from {by_steps}"
-    return replace(config, env=config.env.model_copy(update={"total_steps": -(-asked // batch)}), origins=origins_now)
+        origins[by_steps] = f"{DERIVED} {by_updates}"
+        return replace(config, trainer=trainer, origins=origins)
+    origins[by_updates] = f"{DERIVED} {by_steps}"
+    return replace(config, env=config.env.model_copy(update={"total_steps": -(-asked // batch)}), origins=origins)
+
+
+def derived_length(config: Config) -> str | None:
+    """Return the path of the length that follows from the other, None for a text run; a file names only that other."""
+    if not is_control(config):
+        return None
+    return next(path for path in _length_paths(config) if config.origins[path].startswith(DERIVED))
+
+
+def _length_paths(config: Config) -> tuple[str, str]:
+    return "env.total_steps", f"{normal(config.trainer_spec.name)}.total_env_steps"
 
 
 def idle_keys(config: Config) -> dict[str, str]:
@@ -169,9 +180,7 @@ def _sizes(config: Config) -> tuple[int, int, str]:
 
 
 def _rank(given: Given | None) -> int:
-    """How much a source weighs: a default, the resumed run, a file, the command line."""
-    if given is None or given.origin.startswith("suits "):
+    """How much a source weighs: 0 a default, or null, which says nothing; 1 the resumed run; 2 the user."""
+    if given is None or given.value is None or given.origin.startswith("suits "):
         return 0
-    if given.origin == RUN_CONFIG:
-        return 1
-    return 3 if given.override else 2
+    return 1 if given.origin == RUN_CONFIG else 2

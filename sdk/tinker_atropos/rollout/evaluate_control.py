@@ -1,8 +1,7 @@
-"""Evaluation of a control policy: whole episodes with the mode action, and a picture sheet of one of them."""
+"""Evaluation of a control policy: whole episodes with the mode action."""
 
 from __future__ import annotations
 
-import io
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ from tinker_atropos.rollout.fragments import Actor
 from tinker_atropos.rollout.simulations import SOUND, Shape, ShardArrays, Simulations
 
 MOST_STEPS = 1_000_000  # of one evaluation: an environment whose episodes never end must not hang a run
-PICTURES, COLUMNS, WIDTH = 20, 5, 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,63 +78,3 @@ def evaluate_control(
         f"environment {name!r}: {episodes} evaluation episodes did not end within {MOST_STEPS:,} steps; give it a time "
         "limit, or turn evaluations off with env.steps_per_eval=0"
     )
-
-
-def picture_sheet(
-    environment: Any,
-    name: str,
-    policy: ControlPolicy,
-    actor: Actor,
-    shape: Shape,
-    *,
-    seed: int,
-    stop: threading.Event,
-) -> bytes:
-    """Return a PNG of pictures spread evenly over one episode of one simulation, in reading order. Blocking.
-
-    Raises whatever rendering raises, and `RunError` if it gives no frames.
-    """
-    arrays = ShardArrays.made(shape)
-    simulations = Simulations(environment, name, arrays)
-    chosen, logprobs = np.zeros_like(arrays.actions), np.zeros(1, np.float32)
-    simulations.reset(seed)
-    frames, every = [_frame(environment, name)], 1
-    for step in range(1, MOST_STEPS):
-        actor.choose(policy, arrays.observations, None, chosen, logprobs)
-        actor.to_space(chosen, arrays.actions)
-        simulations.step()
-        if stop.is_set() or (arrays.terminated | arrays.truncated).any():
-            break
-        if step % every == 0:
-            frames.append(_frame(environment, name))
-            if len(frames) == 2 * PICTURES:  # an episode's length is not known before its end
-                frames, every = frames[::2], every * 2
-    places = np.unique(np.linspace(0, len(frames) - 1, PICTURES).round().astype(int))
-    return _sheet([frames[place] for place in places])
-
-
-def can_render(config: Any) -> bool:
-    """Whether an environment's configuration can ask for frames."""
-    return "render_mode" in type(config).model_fields
-
-
-def _frame(environment: Any, name: str) -> Any:
-    frames: Any = environment.render()
-    frame = frames[0] if isinstance(frames, tuple | list) and frames else frames
-    if not isinstance(frame, np.ndarray):
-        raise RunError(f"render() of environment {name!r} gave {type(frame).__name__}, expected frames uint8[H, W, 3]")
-    return frame if frame.ndim == 3 else frame[0]
-
-
-def _sheet(frames: list[Any]) -> bytes:
-    from PIL import Image
-
-    height = round(WIDTH * frames[0].shape[0] / frames[0].shape[1])
-    rows = -(-len(frames) // COLUMNS)
-    sheet = Image.new("RGB", (COLUMNS * WIDTH, rows * height), "white")
-    for place, frame in enumerate(frames):
-        picture = Image.fromarray(np.asarray(frame, np.uint8)).convert("RGB").resize((WIDTH, height))
-        sheet.paste(picture, (place % COLUMNS * WIDTH, place // COLUMNS * height))
-    content = io.BytesIO()
-    sheet.save(content, format="PNG")
-    return content.getvalue()

@@ -106,7 +106,7 @@ class Broken:
         said = f"{self._task}: simulation {simulation} met {cause} in its step {step}"
         if self.count > self._most:
             raise RunError(
-                f"{said}; that is the {self.count}th, more than rollout.max_broken_episodes={self._most}. Look for the "
+                f"{said}; these are {self.count}, more than rollout.max_broken_episodes={self._most}. Look for the "
                 "cause in the environment, or lower the learning rate; then continue with --resume"
             )
         if self.count <= 8 or self.count & (self.count - 1) == 0:
@@ -123,6 +123,7 @@ class Lane:
         self._lent: dict[str, Buffers] = {}
         self.num_envs = n = shape.num_envs
         self.returns, self.lengths = np.zeros(n, np.float64), np.zeros(n, np.int64)
+        self._fresh = np.ones(n, np.bool_)
         self.steps_taken = 0
         self.restarts = self.restarts_in_a_row = 0
         self.owed = 0  # steps missing of a fragment that its lost shard cut off
@@ -132,7 +133,7 @@ class Lane:
     def reset(self, seed: int, first_step: int) -> None:
         """Begin new episodes; `finish_reset` waits for them. `seed` and `first_step` decide all that is random."""
         self.rng = np.random.default_rng(derive_seed(seed, "actions", self.index, first_step, self.restarts))
-        self.returns[:], self.lengths[:] = 0.0, 0
+        self.returns[:], self.lengths[:], self._fresh[:] = 0.0, 0, True
         self.shard.start("reset", derive_seed(seed, "simulations", self.index, first_step, self.restarts))
         self.starting = True
 
@@ -207,7 +208,13 @@ class Lane:
             policy=self.policy.ref,
             episodes=tuple(self._episodes),
             lost=np.ones(self._shape.num_envs, np.bool_) if lost else None,
+            shard=self.index,
+            fresh=self._take_fresh(),
         )
+
+    def _take_fresh(self) -> BoolArray | None:
+        fresh, self._fresh = self._fresh, np.zeros_like(self._fresh)
+        return fresh if fresh.any() else None
 
     def abandon(self) -> None:
         """Give up the fragment, which has no step yet."""
@@ -237,7 +244,7 @@ class Lane:
         """Continue from a snapshot; a reset must have come before."""
         self.shard.start("restore", state["environment"], state["observations"])
         self.shard.finish()
-        self.returns[:], self.lengths[:] = state["returns"], state["lengths"]
+        self.returns[:], self.lengths[:], self._fresh[:] = state["returns"], state["lengths"], False
         self.rng.bit_generator.state = state["rng"]
         self.steps_taken = int(state["steps_taken"])
 
@@ -248,14 +255,18 @@ class Lane:
         )
 
     def _replace(self, t: int, bad: BoolArray) -> None:
-        """Reset simulations that got no sound action; the episode is cut off at the last step that had one."""
+        """Reset simulations that got no sound action; the episode is cut off at the last step that had one.
+
+        Where that step is in the fragment before, which the learner may have had already, they are marked as fresh.
+        """
         buffers = self.buffers
         for n in np.flatnonzero(bad):
             self._note(int(n), "a NaN or infinite action")
-            # With t = 0 the step is in the fragment before, which ended open: its learner bootstraps there anyway.
-            if t and not (buffers.terminated[t - 1, n] or buffers.truncated[t - 1, n]):
+            if t == 0:
+                self._fresh[n] = True
+            elif not (buffers.terminated[t - 1, n] or buffers.truncated[t - 1, n]):
                 buffers.truncated[t - 1, n] = True
-                self._finals.append((t - 1, int(n), buffers.observations[t - 1, n].copy()))
+                self._finals.append((t - 1, int(n), buffers.observations[t, n].copy()))
         self.shard.start("reset_some", bad)
         self.shard.finish()
         self.returns[bad], self.lengths[bad] = 0.0, 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -20,8 +21,11 @@ Workers = Literal["process", "thread", "inline"]
 Make = Callable[[], Any]
 
 
+ANSWER_SECONDS = 120.0
+
+
 class ShardLost(TransientError):
-    """A worker process ended; its simulations are gone, and it can be restarted."""
+    """A worker process ended, or was ended because it hung; its simulations are gone, and it can be restarted."""
 
 
 class Shard(Protocol):
@@ -50,10 +54,15 @@ class Shard(Protocol):
         ...
 
 
-def open_shard(workers: Workers, make: Make, name: str, shape: Shape) -> Shard:
-    """Return a shard made by `make`; raises `DataError` with the cause if that can't be done."""
+def open_shard(
+    workers: Workers, make: Make, name: str, shape: Shape, *, answer_seconds: float = ANSWER_SECONDS
+) -> Shard:
+    """Return a shard made by `make`; raises `DataError` with the cause if that can't be done.
+
+    A worker process that does not answer a request within `answer_seconds` is ended and counts as lost.
+    """
     if workers == "process":
-        return ProcessShard(make, name, shape)
+        return ProcessShard(make, name, shape, answer_seconds)
     return (ThreadShard if workers == "thread" else InlineShard)(make, name, shape)
 
 
@@ -135,16 +144,17 @@ class ThreadShard:
 class ProcessShard:
     """Steps in a worker process; arrays are shared memory, requests and answers go through a pipe."""
 
-    def __init__(self, make: Make, name: str, shape: Shape) -> None:
+    def __init__(self, make: Make, name: str, shape: Shape, answer_seconds: float) -> None:
         import multiprocessing
 
         self._context = multiprocessing.get_context("spawn")  # a fork would copy other threads' locks
-        self._name, self._shape = name, shape
+        self._name, self._shape, self._answer_seconds = name, shape, answer_seconds
         self._payload = payload_of(make)
         self._memory, self.arrays = shared(self._context, shape)
         self._begin()
 
     def start(self, method: str, *values: Any) -> None:
+        self._method, self._due = method, time.monotonic() + self._answer_seconds
         try:
             self._pipe.send((method, values))
         except OSError:
@@ -152,12 +162,19 @@ class ProcessShard:
 
     def ready(self) -> bool:
         try:
-            return bool(self._pipe.poll())
+            return bool(self._pipe.poll()) or time.monotonic() >= self._due
         except OSError:
             return True
 
     def finish(self) -> Any:
         try:
+            if not self._pipe.poll(max(0.0, self._due - time.monotonic())):
+                self._process.kill()  # it may not listen to anything gentler
+                self._process.join(timeout=5.0)
+                raise ShardLost(
+                    f"a worker process of environment {self._name!r} did not answer {self._method}() for "
+                    f"{self._answer_seconds:g} s (rollout.step_timeout) and was ended"
+                )
             result, error = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(timeout=5.0)

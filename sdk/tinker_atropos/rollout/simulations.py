@@ -129,7 +129,8 @@ def autoreset_mode(environment: Any, name: str) -> str:
         reason = ", whose step after an episode's end takes no action and can't be trained on" if said else ""
         raise PluginError(
             f"environment {name!r} {known}{reason if said == 'NEXT_STEP' else ''}; make it with "
-            "autoreset_mode=AutoresetMode.SAME_STEP and state it in metadata['autoreset_mode']"
+            "autoreset_mode=AutoresetMode.SAME_STEP and state it in metadata['autoreset_mode'] (where it is a setting, "
+            "env.autoreset=same_step)"
         )
     return str(said)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tinker_atropos.errors import ConfigError, PluginError
+from tinker_atropos.testing import check_environment
 from tinker_atropos_gymnasium import environment_spec
 from tinker_atropos_gymnasium.config import GymnasiumConfig
 from tinker_atropos_gymnasium.environment import make
@@ -79,11 +82,45 @@ def test_the_locomotion_tasks_take_the_fast_path_and_say_so(caplog: pytest.LogCa
         ({"id": "CartPole-v1", "vectorization": "fast"}, "env.vectorization: there is a fast path for Ant-v5.*not for"),
         ({"id": "Hopper-v5", "make_kwargs": {"healthy_rewrad": 1}}, "Hopper-v5.healthy_rewrad: unknown key"),
         ({"id": "Hopper-v5", "make_kwargs": {"num_envs": 1}}, "env.make_kwargs: 'num_envs' is no arg.*env.num_envs"),
+        ({"id": "Hopper-v5", "vectorization": "fast", "render_mode": "human"}, "no window to render to"),
     ],
 )
 def test_wrong_wishes_for_the_fast_path_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         made(**settings)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_frames_of_every_simulation_can_be_had(vectorization: str) -> None:
+    pytest.importorskip("pygame")
+    env = made(id="CartPole-v1", num_envs=2, vectorization=vectorization, render_mode="rgb_array")
+    env.reset(seed=0)
+    frames = env.render()
+    assert [frame.shape for frame in frames] == [(400, 600, 3)] * 2
+    assert len({int(frame.std()) for frame in frames} - {0}) >= 1
+    env.close()
+
+
+@fast
+def test_the_fast_path_hands_the_render_mode_on() -> None:
+    assert made(id="Hopper-v5", num_envs=1, render_mode="rgb_array").render_mode == "rgb_array"
+    assert made(id="Hopper-v5", num_envs=1).render_mode is None
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "HalfCheetah-v5"])
+@pytest.mark.parametrize("vectorization", ["sync", None])
+def test_it_keeps_the_contract(id: str, vectorization: str | None) -> None:
+    if id == "HalfCheetah-v5" and importlib.util.find_spec("mujoco") is None:
+        pytest.skip("needs mujoco")
+    spec = environment_spec()
+    settings = {"id": id, "vectorization": vectorization}
+    check_environment(replace(spec, make=lambda config: make(config.model_copy(update=settings))))
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "MountainCarContinuous-v0"])
+def test_gymnasiums_own_checker_passes_each_simulation(id: str) -> None:
+    env: Any = made(id=id, num_envs=1, autoreset="disabled")
+    check_env(env.env.envs[0].unwrapped, skip_render_check=True)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from tinker_atropos.environment import EnvironmentConfig
 
 Vectorization: TypeAlias = Literal["fast", "sync", "async"]
 Autoreset: TypeAlias = Literal["same_step", "next_step", "disabled"]
+RenderMode: TypeAlias = Literal["rgb_array", "human"]
 
 
 class GymnasiumConfig(EnvironmentConfig):
@@ -38,6 +39,8 @@ class GymnasiumConfig(EnvironmentConfig):
         description="same_step: the step that ends an episode returns the next one's first observation, the last one "
         "is in `final_obs`; next_step: the step after does; disabled: the caller resets",
     )
-    fault_limit: int = Field(
-        100, ge=0, description="resets for a NaN or infinite action, observation or reward before the run stops"
+    render_mode: RenderMode | None = Field(
+        None,
+        description="rgb_array: `render()` gives a frame of each simulation (pictures of an episode set it by "
+        "themselves); human: a window each",
     )

@@ -19,6 +19,7 @@ from tinker_atropos_gymnasium.registered import find, missing_extra
 log = logging.getLogger(__name__)
 
 FAST_PACKAGE = "tinker_atropos_humanoid"
+OWN = {"num_envs", "threads", "autoreset", "max_episode_steps", "render_mode"}  # settings, and so no make_kwargs
 AUTORESET = {
     "same_step": AutoresetMode.SAME_STEP,
     "next_step": AutoresetMode.NEXT_STEP,
@@ -33,6 +34,9 @@ def make(config: GymnasiumConfig) -> VectorEnv[Any, Any, Any]:
     `PluginError`, with the pip command, for a missing package.
     """
     spec = find(config.id)
+    twice = sorted(set(config.make_kwargs) & OWN)
+    if twice:
+        raise ConfigError(f"env.make_kwargs: {twice[0]!r} is no argument of {spec.id}; set env.{twice[0]}")
     kind = _vectorization(config, spec)
     env: VectorEnv[Any, Any, Any] = _fast(config, spec) if kind == "fast" else _gymnasium(config, spec, kind)
     env.metadata = {**env.metadata, "vectorization": kind}
@@ -53,33 +57,34 @@ def _no_fast_path(config: GymnasiumConfig, spec: EnvSpec) -> str | None:
     """Return why there is no fast path for this configuration; None: there is."""
     if importlib.util.find_spec(FAST_PACKAGE) is None:
         return "the fast path needs `pip install tinker-atropos-humanoid`"
-    if importlib.util.find_spec("mujoco") is None or importlib.util.find_spec("mujoco.batch") is None:
-        return "the fast path needs `pip install 'mujoco>=4'`"
-    from tinker_atropos_humanoid.locomotion import LOCOMOTION_IDS
+    from tinker_atropos_humanoid.locomotion import LOCOMOTION_IDS, missing_mujoco
 
+    if (missing := missing_mujoco()) is not None:
+        return f"the fast path needs {missing}"
     if spec.id not in LOCOMOTION_IDS:
         return f"there is a fast path for {', '.join(LOCOMOTION_IDS)}, not for {spec.id}"
-    mode = config.make_kwargs.get("render_mode")
-    return "the fast path has no window to render to (render_mode human)" if mode == "human" else None
+    return "the fast path has no window to render to (env.render_mode human)" if config.render_mode == "human" else None
 
 
 def _fast(config: GymnasiumConfig, spec: EnvSpec) -> VectorEnv[Any, Any, Any]:
     from tinker_atropos_humanoid.locomotion import make_locomotion
 
-    settings: dict[str, Any] = {"max_episode_steps": config.max_episode_steps or spec.max_episode_steps}
-    own = {name: getattr(config, name) for name in ("num_envs", "threads", "autoreset", "fault_limit")}
-    twice = sorted(set(config.make_kwargs) & {*own, *settings, "copy_observations"})
-    if twice:
-        raise ConfigError(f"env.make_kwargs: {twice[0]!r} is no argument of {spec.id}; set env.{twice[0]}")
-    return make_locomotion(spec.id, **own, **settings, **config.make_kwargs)
+    return make_locomotion(
+        spec.id,
+        num_envs=config.num_envs,
+        threads=config.threads,
+        autoreset=config.autoreset,
+        max_episode_steps=config.max_episode_steps or spec.max_episode_steps,
+        render_mode=config.render_mode,
+        **config.make_kwargs,
+    )
 
 
 def _gymnasium(config: GymnasiumConfig, spec: EnvSpec, kind: Vectorization) -> VectorEnv[Any, Any, Any]:
     if config.threads:
         raise ConfigError(f"env.threads: {config.threads} has no effect with vectorization {kind}; leave it unset")
-    kwargs = dict(config.make_kwargs)
-    if config.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = config.max_episode_steps
+    own = {name: getattr(config, name) for name in ("max_episode_steps", "render_mode")}
+    kwargs = {**config.make_kwargs, **{name: value for name, value in own.items() if value is not None}}
     try:
         single = gymnasium.make(spec, **kwargs)  # fails here, not in a worker process
         observation, action = single.observation_space, single.action_space
@@ -98,10 +103,10 @@ def _gymnasium(config: GymnasiumConfig, spec: EnvSpec, kind: Vectorization) -> V
         raise ConfigError(f"env.id: {spec.id} is deprecated: {error}") from error
     except TypeError as error:
         raise ConfigError(
-            f"env.make_kwargs: {spec.id} does not take {config.make_kwargs}: {error}; see the class's arguments in "
+            f"env.make_kwargs: {spec.id} does not take {kwargs}: {error}; see the class's arguments in "
             "Gymnasium's documentation"
         ) from error
-    return Guard(env, spec.id, config.fault_limit)
+    return Guard(env, spec.id)
 
 
 def _check_spaces(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:

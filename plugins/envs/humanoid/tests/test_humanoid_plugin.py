@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import warnings
@@ -13,7 +14,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from tinker_atropos.config import validate
-from tinker_atropos.errors import ConfigError, RunError
+from tinker_atropos.errors import ConfigError, PluginError, RunError
+from tinker_atropos.testing import check_environment
 from tinker_atropos_humanoid import environment_spec
 from tinker_atropos_humanoid.config import HumanoidConfig, make
 from tinker_atropos_humanoid.locomotion import LOCOMOTION_IDS, make_locomotion
@@ -47,6 +49,10 @@ def test_gymnasiums_own_checker_passes(id: str) -> None:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*Box observation space m.*imum value is .*infinity")
         check_env(OneSimulation(make_locomotion(id, num_envs=1, autoreset="disabled")), skip_render_check=True)
+
+
+def test_it_keeps_the_contract() -> None:
+    check_environment(environment_spec())
 
 
 def test_the_plugin_makes_a_vector_environment() -> None:
@@ -103,6 +109,18 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], said: str) -> None
         validate(HumanoidConfig, settings, path="env")
 
 
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [("mujoco", "it is not installed"), ("mujoco.batch", r"4\.\S+ is installed, which has no mujoco\.batch")],
+)
+def test_without_mujoco_4_the_pip_command_is_named(monkeypatch: pytest.MonkeyPatch, missing: str, said: str) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else known(name))
+    for made in (lambda: make(HumanoidConfig(num_envs=1)), lambda: make_locomotion("Hopper-v5", num_envs=1)):
+        with pytest.raises(PluginError, match=rf"MuJoCo 4 or newer, and {said}; `pip install 'mujoco>=4' 'gymnasium"):
+            made()
+
+
 def test_a_wrong_model_file_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'humanoids.xml' can't be loaded"):
         make(HumanoidConfig(xml_file="humanoids.xml"))
@@ -132,6 +150,25 @@ def test_a_frame_shows_the_simulation_that_was_asked_for() -> None:
         env.step(rng.uniform(-0.4, 0.4, (2, 17)))
     assert not np.array_equal(env.render_simulation(0), env.render_simulation(1))
     env.close()
+
+
+@pytest.mark.parametrize("id", LOCOMOTION_IDS)
+def test_the_camera_goes_along_unless_another_was_chosen(id: str) -> None:
+    def body(**settings: Any) -> int:
+        """How many pixels are brown, as all bodies are, when one has walked 50 m."""
+        env: Any = make_locomotion(id, num_envs=1, width=128, height=128, **settings)
+        env.reset(seed=0)
+        try:
+            env.render_simulation(0)
+            env.simulations.qpos[0, 0] += 50
+            env.step(np.zeros(env.action_space.shape, np.float32))
+            red, _, blue = np.moveaxis(env.render_simulation(0).astype(int), 2, 0)
+        except RunError as error:
+            pytest.skip(f"no OpenGL here: {error}")
+        return int((red - blue > 40).sum())
+
+    assert body() > 50
+    assert body(default_camera_config={"distance": 4.0}) == 0
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Gymnasium's viewer, in its __del__

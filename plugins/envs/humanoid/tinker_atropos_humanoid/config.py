@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict
 from tinker_atropos.errors import PluginError
 
+from tinker_atropos_humanoid.locomotion import missing_mujoco
 from tinker_atropos_humanoid.locomotion.options import HumanoidOptions, VectorOptions
 
 if TYPE_CHECKING:
@@ -22,11 +22,8 @@ class HumanoidConfig(HumanoidOptions, VectorOptions):
 
 def make(config: HumanoidConfig) -> LocomotionVectorEnv:
     """Return the vector environment; raises `ConfigError` for a wrong model, `PluginError` without MuJoCo."""
-    if importlib.util.find_spec("mujoco") is None or importlib.util.find_spec("mujoco.batch") is None:
-        raise PluginError(
-            "environment 'humanoid' steps its simulations with mujoco.batch of MuJoCo 4, which is not installed; "
-            "`pip install 'mujoco>=4' 'gymnasium[mujoco]'`"
-        )
+    if (missing := missing_mujoco()) is not None:
+        raise PluginError(f"environment 'humanoid' steps its simulations with {missing}")
     from tinker_atropos_humanoid.locomotion.tasks import TASKS
     from tinker_atropos_humanoid.locomotion.vector_env import LocomotionVectorEnv
 

@@ -44,6 +44,14 @@ def test_the_reward_scale_goes_on_across_fragments():
     np.testing.assert_allclose(scale.apply(rewards), rewards / deviation, rtol=1e-7)
 
 
+def test_a_fresh_episode_begins_its_return_anew():
+    scale = RewardScale(gamma=0.9)
+    scale.merge(0, np.ones((5, 2)), np.zeros((5, 2), bool))
+    before = scale.carried[0].copy()
+    scale.merge(0, np.ones((1, 2)), np.zeros((1, 2), bool), fresh=np.array([True, False]))
+    np.testing.assert_allclose(scale.carried[0], [1.0, 1.0 + 0.9 * before[1]])
+
+
 def test_scaled_rewards_keep_their_sign_and_stay_within_bounds():
     scale = RewardScale(gamma=0.9)
     scale.merge(0, np.array([[1.0, 2.0], [1.0, 2.0]]), np.zeros((2, 2), bool))

@@ -45,6 +45,17 @@ def test_what_has_no_effect_is_said():
     assert unused(TorchPPOConfig(schedule="async")) == {}
 
 
+def test_a_resolved_file_has_nothing_to_say_of_what_has_no_effect():
+    from tinker_atropos.config import load
+
+    pytest.importorskip("gymnasium")
+    asked = [("run.env", "gymnasium", "--env"), ("run.trainer", "torch_ppo", "--trainer")]
+    first = load(None, asked)
+    assert load(None, [], base=first.as_dict()).unused == {}
+    with pytest.raises(ConfigError, match=r"has no effect here: schedule=sync"):
+        load(None, [*asked, ("torch_ppo.correction", "vtrace", "--set torch_ppo.correction")])
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,6 @@ from tinker_atropos.control import ControlBatch, ControlSpaces
 from tinker_atropos.errors import CheckpointError, ConfigError, TrainerError
 from tinker_atropos.trainer import Checkpoint
 from tinker_atropos_torch_ppo.config import TorchPPOConfig
-from tinker_atropos_torch_ppo.export import write_torchscript
 from tinker_atropos_torch_ppo.inference import NumpyPolicy, open_snapshot
 from tinker_atropos_torch_ppo.trainer import TorchPPOTrainer
 
@@ -64,6 +65,30 @@ async def test_the_same_seed_and_fragments_give_the_same_curve(trainer, run_spec
         ends.append(await learn(mine, await mine.start(run_spec(), spaces, None), made_up, 3))
     assert ends[0][0] == ends[1][0]
     assert same_policy(ends[0][1].policy, ends[1][1].policy)
+
+
+async def test_returns_are_summed_by_shard_however_batches_are_made_up(trainer, run_spec, continuous_spaces, made_up):
+    """Two shards; one of them comes twice in a batch, then not at all, and once in two parts."""
+    mine = trainer()
+    now = await mine.start(run_spec(), continuous_spaces, None)
+    pieces = {(shard, t): made_up(now.policy, 10 * shard + t, width=2) for shard in (0, 1) for t in range(4)}
+    order = [[(0, 0), (0, 1)], [(1, 0), (1, 1), (0, 2)], [(0, 3), (1, 2), (1, 3)]]
+    for step, batch in enumerate(order):
+        fragments = tuple(dataclasses.replace(pieces[place], shard=place[0]) for place in batch)
+        await mine.update(ControlBatch(step, fragments))
+    expected = []
+    for shard in (0, 1):
+        running = np.zeros(2)
+        for t in range(4):
+            fragment = pieces[shard, t]
+            for rewards, ends in zip(fragment.rewards, fragment.terminated | fragment.truncated, strict=True):
+                running = 0.99 * running + rewards
+                expected.append(running)
+                running = np.where(ends, 0.0, running)
+    moments = mine._running().learner.rewards.moments
+    assert moments.count == 2 * 2 * 4 * 16
+    np.testing.assert_allclose(moments.variance, np.var(expected), rtol=1e-9)
+    np.testing.assert_allclose(moments.mean, np.mean(expected), rtol=1e-9)
 
 
 async def test_another_seed_gives_other_weights(trainer, run_spec, spaces):
@@ -227,27 +252,56 @@ async def test_the_learning_rate_falls_with_the_environment_steps(trainer, run_s
     assert curve[2]["grad_norm"] > 0
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("with_onnx", [True, False])
-async def test_an_export_acts_as_the_policy_does(trainer, run_spec, spaces, made_up, tmp_path, monkeypatch, with_onnx):
-    if with_onnx:
-        reference = pytest.importorskip("onnx.reference")
+ALONE = """
+import sys
+for name in ("torch", "onnx", "gymnasium", "tinker_atropos", "tinker_atropos_torch_ppo"):
+    sys.modules[name] = None  # an import of it fails
+import numpy as np
+from policy import load
+act = load("policy.npz")
+np.save("found.npy", act(np.load("observations.npy")))
+try:
+    act(np.zeros((1, 7)))
+except ValueError as error:
+    assert "expected N of [5]" in str(error), error
+"""
+
+
+@pytest.fixture
+async def exported(trainer, run_spec, spaces, made_up, tmp_path):
+    """An export of a trained policy, observations, and the actions that the policy takes, as the space has them."""
     mine = trainer(learning_rate=0.05)
     _, now = await learn(mine, await mine.start(run_spec(), spaces, None), made_up, 2)
     observations = np.random.default_rng(0).normal(2, 30, (64, 5)).astype(np.float32)
     expected = now.policy.act(observations, None).actions
-    if expected.ndim == 1:
+    if hasattr(spaces.action, "start"):
         expected = expected + spaces.action.start
     else:
         assert (np.abs(expected) > 0.4).any(), "nothing to clip"
         expected = expected.clip(-0.4, 0.4)
-    if with_onnx:
-        folder = await mine.export(now.ref, tmp_path / "model")
-        found = reference.ReferenceEvaluator(str(folder / "policy.onnx")).run(None, {"observations": observations})[0]
-    else:
-        write_torchscript(now.policy.snapshot, tmp_path / "policy.ts")
-        found = torch.jit.load(str(tmp_path / "policy.ts"))(torch.from_numpy(observations)).numpy()
+    return await mine.export(now.ref, tmp_path / "model"), observations, expected
+
+
+def test_an_export_acts_in_a_process_that_has_numpy_alone(exported):
+    folder, observations, expected = exported
+    np.save(folder / "observations.npy", observations)
+    subprocess.run([sys.executable, "-c", ALONE], cwd=folder, check=True, timeout=60)
+    np.testing.assert_allclose(np.load(folder / "found.npy"), expected, atol=1e-6)
+
+
+def test_an_exported_onnx_file_acts_as_the_policy_does(exported):
+    reference = pytest.importorskip("onnx.reference")
+    folder, observations, expected = exported
+    (found,) = reference.ReferenceEvaluator(str(folder / "policy.onnx")).run(None, {"observations": observations})
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+async def test_without_onnx_the_export_has_the_numpy_files(trainer, run_spec, spaces, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    mine = trainer()
+    now = await mine.start(run_spec(), spaces, None)
+    folder = await mine.export(now.ref, tmp_path / "model")
+    assert sorted(path.name for path in folder.iterdir()) == ["policy.npz", "policy.py"]
 
 
 async def test_onnxruntime_runs_an_export(trainer, run_spec, spaces, tmp_path):

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from tinker_atropos import hookimpl
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tinker_atropos.control import ControlPolicy, ControlTrainer
-    from tinker_atropos.trainer import Quote, TrainerSpec
+    from tinker_atropos.trainer import CheckpointCatalogue, Quote, TrainerSpec
     from tinker_atropos.trajectory import PolicyRef
 
     from tinker_atropos_torch_ppo.config import TorchPPOConfig
@@ -31,6 +33,8 @@ def trainer_spec() -> TrainerSpec:
         check=_check,
         quote=_quote,
         unused=unused,
+        checkpoints=_checkpoints,
+        has_account=False,
         description="PPO in plain torch for continuous and discrete control, on this machine",
     )
 
@@ -45,6 +49,12 @@ async def _open_policy(ref: PolicyRef, config: TorchPPOConfig) -> ControlPolicy:
     from tinker_atropos_torch_ppo.inference import NumpyPolicy, open_snapshot
 
     return NumpyPolicy(ref, open_snapshot(ref.uri))
+
+
+async def _checkpoints(config: TorchPPOConfig, folder: Path | None) -> CheckpointCatalogue:
+    from tinker_atropos_torch_ppo.catalogue import open_catalogue
+
+    return await open_catalogue(config, folder)
 
 
 def _check(config: TorchPPOConfig, model: str | None) -> None:

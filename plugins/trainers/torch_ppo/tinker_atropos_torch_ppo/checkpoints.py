@@ -16,10 +16,9 @@ from tinker_atropos_torch_ppo.config import TorchPPOConfig
 from tinker_atropos_torch_ppo.inference import local_path
 from tinker_atropos_torch_ppo.ppo import Learner
 from tinker_atropos_torch_ppo.spaces import Shape
+from tinker_atropos_torch_ppo.stored import PARTIAL, POLICY_FILE, STATE_FILE, sweep
 
 VERSION = 1
-STATE_FILE = "state.pt"
-POLICY_FILE = "policy.npz"
 
 
 def save(learner: Learner, name: str, folder: Path) -> Checkpoint:
@@ -29,9 +28,9 @@ def save(learner: Learner, name: str, folder: Path) -> Checkpoint:
     buffer = io.BytesIO()
     content = {"version": VERSION, "fits": fits(learner.shape, learner.config), "place": _place(learner)}
     torch.save({**content, "learner": learner.state()}, buffer)
-    part = folder / f".{name}.{os.getpid()}.part"
+    part = folder / f".{name}{PARTIAL}"
     try:
-        shutil.rmtree(part, ignore_errors=True)
+        sweep(folder)
         part.mkdir(parents=True)
         _write(part / STATE_FILE, buffer.getvalue())
         _write(part / POLICY_FILE, learner.snapshot().to_bytes())

@@ -65,6 +65,9 @@ class TorchPPOConfig(TrainerConfig):
         0.0, ge=-10, le=5, description="log of the Gaussian's first standard deviation, in the action's own units"
     )
 
+    keep_checkpoints: int = Field(
+        5, ge=0, description="newest checkpoints kept on disk, beside the last and what a resumption needs; 0: all"
+    )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="where the learner works: auto, cpu, cuda or cuda:N"
     )

@@ -11,28 +11,31 @@ import numpy as np
 from tinker_atropos.errors import CheckpointError
 
 from tinker_atropos_torch_ppo.inference import Snapshot
+from tinker_atropos_torch_ppo.stored import POLICY_FILE
 
 OPSET = 17
+ONNX_FILE, SCRIPT_FILE = "policy.onnx", "policy.py"
+SCRIPT = Path(__file__).with_name("standalone.py")
 
 
 def export(snapshot: Snapshot, to: Path) -> None:
-    """Write `policy.onnx`, or `policy.ts` (TorchScript) where `onnx` is not installed, into `to`.
+    """Write `policy.npz` with `policy.py`, which acts with NumPy alone, into `to`; `policy.onnx` if onnx is installed.
 
-    The model takes raw `observations float32[N, …]` and gives `actions` as the environment takes them: `float32[N, A]`
+    Each takes raw `observations float32[N, …]` and gives `actions` as the environment takes them: `float32[N, A]`
     within the space's bounds, or `int64[N]` counted from its `start`.
     """
-    has_onnx = importlib.util.find_spec("onnx") is not None
-    path = to / ("policy.onnx" if has_onnx else "policy.ts")
-    if path.exists():
-        raise CheckpointError(f"{path} exists; choose another folder for the export")
+    contents = {POLICY_FILE: snapshot.to_bytes(), SCRIPT_FILE: SCRIPT.read_bytes()}
+    if importlib.util.find_spec("onnx") is not None:
+        contents[ONNX_FILE] = onnx_model(snapshot)
+    taken = [to / name for name in contents if (to / name).exists()]
+    if taken:
+        raise CheckpointError(f"{taken[0]} exists; choose another folder for the export")
     try:
         to.mkdir(parents=True, exist_ok=True)
-        if has_onnx:
-            path.write_bytes(onnx_model(snapshot))
-        else:
-            write_torchscript(snapshot, path)
+        for name, content in contents.items():
+            (to / name).write_bytes(content)
     except OSError as error:
-        raise CheckpointError(f"{path} can't be written: {error.strerror or error}; choose another folder") from error
+        raise CheckpointError(f"{to} can't be written: {error.strerror or error}; choose another folder") from error
 
 
 def onnx_model(snapshot: Snapshot) -> bytes:
@@ -82,29 +85,3 @@ def onnx_model(snapshot: Snapshot) -> bytes:
     model.metadata_props.add(key="task", value=shape.task)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
-
-
-def write_torchscript(snapshot: Snapshot, path: Path) -> None:
-    """Write the policy as TorchScript, which `torch.jit.load` reads."""
-    import torch
-    from torch import Tensor
-
-    shape = snapshot.shape
-    mean, scale = torch.from_numpy(snapshot.mean), torch.from_numpy(snapshot.scale)
-    low, high = torch.tensor(shape.low), torch.tensor(shape.high)
-    layers = [
-        (torch.from_numpy(weight), torch.from_numpy(bias))
-        for weight, bias in zip(snapshot.weights, snapshot.biases, strict=True)
-    ]
-    activate = {"tanh": torch.tanh, "relu": torch.relu}[snapshot.activation]
-
-    def act(observations: Tensor) -> Tensor:
-        x = ((observations.flatten(1) - mean) * scale).clamp(-snapshot.clip, snapshot.clip)
-        for i, (weight, bias) in enumerate(layers):
-            x = torch.addmm(bias, x if i == 0 else activate(x), weight)
-        if shape.discrete:
-            return x.argmax(1) + shape.start
-        return torch.minimum(torch.maximum(x, low), high)
-
-    trace: Any = torch.jit.trace
-    trace(act, torch.zeros(2, *shape.observation)).save(str(path))

@@ -55,29 +55,34 @@ class Moments:
 class RewardScale:
     """Scales rewards by the running deviation of the discounted returns, as Gymnasium's `NormalizeReward` does.
 
-    The return of a simulation so far, `G = gamma * G + r`, goes on across fragments and begins anew where an episode
-    ended. It is carried by a fragment's place in its batch. Where groups of simulations take turns in that place, the
-    sums change over to others of the same task and policy, with the same distribution; where their number changes they
-    begin anew.
+    The return of a simulation so far, `G = gamma * G + r`, goes on across the fragments of its shard and begins anew
+    where an episode ended. `carried[shard]` holds them, `float64[N]`.
     """
 
     gamma: float
     moments: Moments = field(default_factory=lambda: Moments.zero(1))
     carried: list[Floats] = field(default_factory=list)
 
-    def merge(self, place: int, rewards: NDArray[Any], ends: NDArray[np.bool_]) -> None:
-        """Add the returns of one fragment, from raw `rewards [T, N]` and where its episodes ended, `bool[T, N]`."""
-        while len(self.carried) <= place:
+    def merge(
+        self, shard: int, rewards: NDArray[Any], ends: NDArray[np.bool_], fresh: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Add the returns of a shard's next fragment, from raw `rewards [T, N]` and where its episodes ended `[T, N]`.
+
+        `fresh bool[N]`: where an episode begins with its first step, whatever the fragment before ended with.
+        """
+        while len(self.carried) <= shard:
             self.carried.append(np.zeros(0))
-        running = self.carried[place]
+        running = self.carried[shard]
         if running.shape != rewards.shape[1:]:
             running = np.zeros(rewards.shape[1:])
+        if fresh is not None:
+            running = np.where(fresh, 0.0, running)
         returns = np.empty(rewards.shape, dtype=np.float64)
         for t in range(len(rewards)):
             running = running * self.gamma + rewards[t]
             returns[t] = running
             running = np.where(ends[t], 0.0, running)
-        self.carried[place] = running
+        self.carried[shard] = running
         self.moments.merge(returns.reshape(-1, 1))
 
     def apply(self, rewards: NDArray[Any]) -> Floats:

@@ -148,8 +148,9 @@ class Learner:
         log-probabilities hold under those of its own batch, and the networks never learn from raw numbers.
         """
         if self.config.normalize_returns:
-            for place, fragment in enumerate(batch.fragments):
-                self.rewards.merge(place, fragment.rewards, fragment.terminated | fragment.truncated)
+            for fragment in batch.fragments:
+                ends = fragment.terminated | fragment.truncated
+                self.rewards.merge(fragment.shard, fragment.rewards, ends, fragment.fresh)
         if self.step == 0:
             self._merge_observations(batch)
 

@@ -18,9 +18,10 @@ from tinker_atropos.trajectory import PolicyRef
 from tinker_atropos_torch_ppo import checkpoints
 from tinker_atropos_torch_ppo.config import TorchPPOConfig
 from tinker_atropos_torch_ppo.export import export
-from tinker_atropos_torch_ppo.inference import NumpyPolicy, Snapshot, open_snapshot
+from tinker_atropos_torch_ppo.inference import NumpyPolicy, Snapshot, local_path, open_snapshot
 from tinker_atropos_torch_ppo.ppo import Learner
 from tinker_atropos_torch_ppo.spaces import read_spaces
+from tinker_atropos_torch_ppo.stored import FOLDER, prune
 
 T = TypeVar("T")
 
@@ -87,14 +88,19 @@ class TorchPPOTrainer:
         return await self._work(learn)
 
     async def save(self, name: str) -> Checkpoint:
-        """Write a checkpoint into the run's folder, under `checkpoints/`."""
+        """Write a checkpoint into the run's folder, under `checkpoints/`; remove those that are too many."""
         now = self._running()
-        saved = await self._work(lambda: checkpoints.save(now.learner, name, now.spec.folder / "checkpoints"))
-        now.saved[saved.step] = saved
-        return saved
+
+        def save() -> Checkpoint:
+            saved = checkpoints.save(now.learner, name, now.spec.folder / FOLDER)
+            now.saved[saved.step] = saved
+            self._prune(now)
+            return saved
+
+        return await self._work(save)
 
     async def export(self, ref: PolicyRef, to: Path) -> Path:
-        """Write a policy as ONNX, or TorchScript where `onnx` is not installed, into the folder `to`; return it.
+        """Write a policy into the folder `to`, for use without this project (see `export`); return it.
 
         The newest policy, those of this run's checkpoints, and any `file://…/policy.npz` can be exported; raises
         `CheckpointError` for another.
@@ -109,6 +115,15 @@ class TorchPPOTrainer:
         thread, self._thread = self._thread, None
         if thread is not None:
             await asyncio.to_thread(thread.shutdown)
+
+    def _prune(self, now: _Running) -> None:
+        if not self.config.keep_checkpoints:
+            return
+        try:
+            prune(now.spec.folder, self.config.keep_checkpoints)
+        except OSError as error:  # the disk may fill, but what is saved is saved
+            now.spec.say(f"an old checkpoint could not be removed: {error}")
+        now.saved = {step: kept for step, kept in now.saved.items() if local_path(kept.state).exists()}
 
     def _kept(self, ref: PolicyRef) -> Snapshot:
         if ref.uri.startswith("file:"):

@@ -8,6 +8,8 @@ observations, rewards and resets of it.
 
 from __future__ import annotations
 
+import importlib.util
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,13 +18,28 @@ if TYPE_CHECKING:
 LOCOMOTION_IDS = ("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "Walker2d-v5")
 
 
+def missing_mujoco() -> str | None:
+    """Return what is missing of MuJoCo 4, with the pip command; None: nothing."""
+    if importlib.util.find_spec("mujoco") is None:
+        found = "it is not installed"
+    elif importlib.util.find_spec("mujoco.batch") is None:
+        found = f"{version('mujoco')} is installed, which has no mujoco.batch"
+    else:
+        return None
+    return f"MuJoCo 4 or newer, and {found}; `pip install 'mujoco>=4' 'gymnasium[mujoco]'`"
+
+
 def make_locomotion(id: str, **settings: Any) -> LocomotionVectorEnv:
     """Return a vector environment that equals `gymnasium.make_vec(id)`; `settings` as in `options`.
 
-    Raises `ConfigError` for an id that has no fast path, an unknown setting or a wrong value.
+    Raises `ConfigError` for an id that has no fast path, an unknown setting or a wrong value, `PluginError` without
+    MuJoCo 4.
     """
     from tinker_atropos.config import validate
-    from tinker_atropos.errors import ConfigError, near
+    from tinker_atropos.errors import ConfigError, PluginError, near
+
+    if (missing := missing_mujoco()) is not None:
+        raise PluginError(f"{id!r} is stepped with {missing}")
 
     from tinker_atropos_humanoid.locomotion.options import VectorOptions
     from tinker_atropos_humanoid.locomotion.tasks import TASKS

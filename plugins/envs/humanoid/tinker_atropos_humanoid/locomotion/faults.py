@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tinker_atropos.errors import RunError
 
 log = logging.getLogger(__name__)
+
+FAULTS_SAID = 8
 
 
 def not_finite(values: NDArray[Any]) -> NDArray[np.bool_] | None:
@@ -28,21 +29,17 @@ def first_not_finite(name: str, row: NDArray[Any]) -> str:
 
 
 class FaultCounter:
-    """Counts the faults of each simulation; `counts int64[N]`. Raises `RunError` when there are more than `limit`."""
+    """Counts the faults of each simulation; `counts int64[N]`. Logs the first few, then each doubling."""
 
-    def __init__(self, task: str, count: int, limit: int) -> None:
+    def __init__(self, task: str, count: int) -> None:
         self.counts = np.zeros(count, np.int64)
         self._task = task
-        self._limit = limit
 
     def add(self, simulation: int, step: int, what: str) -> None:
         """Count one fault of a simulation in a step of the run (counted from 1)."""
         self.counts[simulation] += 1
         total = int(self.counts.sum())
-        said = f"{self._task}, simulation {simulation}, step {step}: {what}"
-        if total > self._limit:
-            raise RunError(
-                f"{said}; that is fault {total}, and env.fault_limit is {self._limit}. Look for a learning rate that "
-                "is too high (NaN actions) or rewards that drive the physics apart; a higher env.fault_limit goes on"
+        if total <= FAULTS_SAID or total & (total - 1) == 0:
+            log.warning(
+                "%s, simulation %d, step %d: %s; it was reset (fault %d)", *(self._task, simulation, step, what, total)
             )
-        log.warning("%s; it was reset (fault %d of at most %d)", said, total, self._limit)

@@ -32,9 +32,6 @@ class VectorOptions(EnvironmentConfig):
         "is in `final_obs`; next_step: the step after does; disabled: the caller resets",
     )
     max_episode_steps: int = Field(1000, ge=1, description="steps after which an episode is truncated")
-    fault_limit: int = Field(
-        100, ge=0, description="resets for a NaN or infinite action or an unstable simulation before the run stops"
-    )
     copy_observations: bool = Field(
         True, description="off: the observations returned are overwritten by the second step after (faster)"
     )

@@ -15,6 +15,8 @@ from tinker_atropos.errors import RunError
 from tinker_atropos_humanoid.locomotion.options import LocomotionOptions, RenderMode
 from tinker_atropos_humanoid.locomotion.simulations import Simulations
 
+FOLLOWING = "track"
+
 
 class Renderer:
     """Renders any of the simulations; all share one OpenGL context."""
@@ -48,18 +50,28 @@ class Renderer:
     def _made(self) -> Any:
         from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
-        options = self._options
+        options, model = self._options, self._simulations.model
         return MujocoRenderer(
-            self._simulations.model,
+            model,
             self._data,
             self._camera,
             options.width,
             options.height,
             options.max_geom,
             options.camera_id,
-            options.camera_name,
+            FOLLOWING if self._may_follow() else options.camera_name,
             options.visual_options,
         )
+
+    def _may_follow(self) -> bool:
+        """Whether the user chose no camera and the model has the one that goes along.
+
+        Gymnasium 1.4 takes its free camera then, which stays at the start: whoever walks leaves the picture.
+        """
+        options = self._options
+        chosen = (options.camera_id, options.camera_name, options.default_camera_config)
+        known = mujoco.mj_name2id(self._simulations.model, mujoco.mjtObj.mjOBJ_CAMERA, FOLLOWING) != -1
+        return known and all(choice is None for choice in chosen)
 
     def close(self) -> None:
         """Free the OpenGL context."""

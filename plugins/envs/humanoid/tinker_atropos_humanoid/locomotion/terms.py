@@ -75,6 +75,10 @@ class Rewarder:
             if name in task.info
         }
         self._has_contacts = "reward_contact" in task.info
+        low, high = settings.contact_cost_range
+        self._no_contact: Array | None = None
+        if not settings.needs_contact_forces:  # then all forces stay 0
+            self._no_contact = np.full(len(forces), min(max(0.0, low), high))
 
     def state_terms(self) -> Terms:
         """Return the terms that describe a state, new arrays [N, …]; a reset reports these alone."""
@@ -111,6 +115,8 @@ class Rewarder:
         return None if self._task.health is None else self._task.health(self._qpos, self._qvel, self._settings)
 
     def _contact_cost(self) -> Array:
+        if self._no_contact is not None:
+            return self._no_contact
         np.square(self._forces, out=self._squares)
         cost = self._settings.contact_cost_weight * np.add.reduce(self._squares, axis=1)
         low, high = self._settings.contact_cost_range

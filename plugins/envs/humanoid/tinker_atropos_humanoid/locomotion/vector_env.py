@@ -45,8 +45,8 @@ class LocomotionVectorEnv(VectorEnv[Array, NDArray[Any], NDArray[Any]]):
     """N simulations of a locomotion task; observations float64[N, D], actions float32[N, A].
 
     A NaN or infinite action, or physics that it broke, truncates that simulation's episode with reward 0 and the
-    observation before it (`infos["fault"]`), resets the simulation and is counted; beyond `fault_limit` it is a
-    `RunError`. `snapshot` and `restore` continue exactly where a run was.
+    observation before it (`infos["fault"]`), resets the simulation and is counted. `snapshot` and `restore` continue
+    exactly where a run was.
     """
 
     def __init__(self, task: Task, options: LocomotionOptions, vector: VectorOptions) -> None:
@@ -65,7 +65,7 @@ class LocomotionVectorEnv(VectorEnv[Array, NDArray[Any], NDArray[Any]]):
         self._rewarder = Rewarder(task, settings, self.simulations, self._observer.forces)
         self._renderer = Renderer(self.simulations, options, task.camera)
         self._random = RandomStates(count)
-        self._faults = FaultCounter(task.id, count, vector.fault_limit)
+        self._faults = FaultCounter(task.id, count)
         self._everyone = np.arange(count)
         self._positions = self._tracker.positions()
         self._elapsed = np.zeros(count, np.int64)
@@ -127,7 +127,7 @@ class LocomotionVectorEnv(VectorEnv[Array, NDArray[Any], NDArray[Any]]):
         return self._given_out(), self._infos(terms, mask, mask)
 
     def step(self, actions: NDArray[Any]) -> Stepped:
-        """Take one action in each simulation; raises `RunError` for a wrong shape or too many faults."""
+        """Take one action in each simulation; raises `RunError` for a wrong shape."""
         self._require_reset()
         self._steps += 1
         actions = self._checked(actions)
