@@ -1,0 +1,1 @@
+"""Adapter `atropos`: the Atropos protocol, foreign Atropos scripts as environments, the original's drop-ins."""
