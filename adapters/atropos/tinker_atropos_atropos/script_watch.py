@@ -92,7 +92,7 @@ class Watch:
         self._equal_due = in_a_row * 2
         return [
             f"the last {in_a_row} groups had equal scores within each group, so there was nothing to learn from; is "
-            "the task too hard or too easy for this model? env.ensure_scores_are_not_same=false trains on them all the same"
+            "the task too hard or too easy for this model? With env.ensure_scores_are_not_same=false they count as well"
         ]
 
     def _last_line(self, name: str) -> str:

@@ -25,6 +25,7 @@ class Joined:
     """One script as it takes part in a run. `share` is its part of the groups in flight, in (0, 1]."""
 
     name: str
+    tokenizer: str
     share: float
     weight: float
     server_type: ServerType
@@ -51,7 +52,7 @@ def script_configuration(
     own = own or {}
     env, servers = _section(own, "env", script.name), _servers(own, script.name)
     notes: list[str] = []
-    joined = _joined(script, endpoint, info, api_url)
+    joined = _joined(script, info, api_url)
     for key, value in joined.items():
         if key in env and env[key] != value and key != "total_steps":  # which every file has
             notes.append(f"{script.name}: env.{key} of its file is {env[key]!r}; this run's {value!r} holds")
@@ -66,10 +67,10 @@ def script_configuration(
     return Written(content, tuple(notes))
 
 
-def _joined(script: Joined, endpoint: PolicyEndpoint, info: RunInfo, api_url: str) -> dict[str, Any]:
+def _joined(script: Joined, info: RunInfo, api_url: str) -> dict[str, Any]:
     """What must hold for the script to take part at all."""
     return {
-        "tokenizer_name": endpoint.tokenizer,
+        "tokenizer_name": script.tokenizer,
         "rollout_server_url": api_url,
         "wandb_name": script.name,  # null is sent as it is, and refused by the API
         "use_wandb": False,
@@ -130,7 +131,7 @@ def _server(script: Joined, endpoint: PolicyEndpoint, servers: Mapping[str, Any]
         "num_requests_for_eval": 64,
         **kept,
         "model_name": endpoint.model,
-        "tokenizer_name": endpoint.tokenizer,
+        "tokenizer_name": script.tokenizer,
         "base_url": endpoint.url,
         "api_key": endpoint.token or "x",  # the client insists on one
         "n_kwarg_is_ignored": False,

@@ -91,7 +91,9 @@ print(process._process.pid, flush=True)
 time.sleep(600)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True, env=environment)
+    parent = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True, env=environment
+    )
     assert parent.stdout is not None
     guard = int(parent.stdout.readline())
     pid = int(await until(lambda: _read(tmp_path / "pid")))
@@ -190,7 +192,7 @@ async def test_a_large_log_is_read_from_its_end(
 def test_an_interpreter_without_atroposlib_is_refused_with_the_way_on(tmp_path: Path, make_environment: Any) -> None:
     path = tmp_path / "env.py"
     path.write_text("")
-    with pytest.raises(PluginError, match="pip install atroposlib==0.4.0"):
+    with pytest.raises(PluginError, match=r"pip install atroposlib==0\.4\.0"):
         make_environment(path, python=_bare())
 
 

@@ -13,7 +13,7 @@ API = "http://127.0.0.1:8000"
 
 
 def joined(**changes: Any) -> Joined:
-    return replace(Joined("math", 1.0, 1.0, "sglang", True), **changes)
+    return replace(Joined("math", "/models/tiny", 1.0, 1.0, "sglang", True), **changes)
 
 
 def fires(every: int, steps: int) -> bool:
