@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinker_atropos import hookimpl
@@ -26,16 +26,16 @@ def environment_spec() -> EnvironmentSpec:
         make=make,
         kind="external",
         config=AtroposConfig,
+        reference=read_references,
         description="Atropos scripts, unchanged: --env atropos:path/to/script.py[=weight]",
     )
 
 
-@hookimpl
-def on_checkpoint(manifest: Mapping[str, Any]) -> None:
-    """Let APIs elsewhere forget the groups that a checkpoint holds."""
-    from tinker_atropos_atropos.script_remote import tell_checkpoint
+def read_references(texts: Sequence[str]) -> Mapping[str, Any]:
+    """Return the settings that `--env atropos:PATH[=WEIGHT]`, once or several times, stands for."""
+    from tinker_atropos_atropos.script_config import parse_reference
 
-    tell_checkpoint(manifest["consumed"])
+    return {"scripts": [parse_reference(text) for text in texts]}
 
 
 def make(config: AtroposConfig) -> ExternalEnvironment:

@@ -1,15 +1,13 @@
-"""What running scripts needs of a trajectory API: one served here, or a client of one that is served elsewhere."""
+"""What running scripts needs of a trajectory API: one that is served here, or the State behind one elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from tinker_atropos.errors import DataError
 from tinker_atropos.external import GroupSink, PolicyEndpoint, RunInfo
-from tinker_atropos.trajectory import Group
+from tinker_atropos.state import State
 
 from tinker_atropos_atropos.script_watch import Seen
 
@@ -34,37 +32,14 @@ class StartApi(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Posted:
-    """One group as an environment posted it, leased from an API elsewhere."""
+class RemoteState(State, Protocol):
+    """The State behind a trajectory API elsewhere. Its calls raise `TransientError` where the API does not answer."""
 
-    id: str
-    content: Mapping[str, Any]
-
-
-class Client(Protocol):
-    """A trainer's side of a trajectory API elsewhere. What is leased and not committed is leased again after a restart.
-
-    Its calls raise `TransientError` where the API does not answer for the moment.
-    """
-
-    async def open(self, info: RunInfo) -> None:
-        """Register as the trainer; what an earlier one leased and did not commit comes again."""
+    async def join(self, endpoint: PolicyEndpoint, info: RunInfo) -> None:
+        """Register as the trainer; from now on posted groups are proven by `endpoint`."""
         ...
 
-    async def lease(self, groups: int) -> Sequence[Posted]:
-        """Return up to so many groups, first in first out; none where none wait."""
-        ...
-
-    async def commit(self, ids: Sequence[str]) -> None:
-        """Let these be gone for good: a checkpoint holds what they gave."""
-        ...
-
-    async def discard(self, group: str, reason: str) -> None:
-        """Let one be gone for good that can't be trained on."""
-        ...
-
-    async def status(self, step: int) -> Mapping[str, Seen]:
+    async def tell(self, step: int) -> Mapping[str, Seen]:
         """Tell the optimiser steps done; return what was seen of each environment."""
         ...
 
@@ -73,15 +48,11 @@ class Client(Protocol):
         ...
 
 
-class Unusable(DataError):
-    """A posted group that can't be trained on; the message is the reason that is recorded."""
+class OpenRemote(Protocol):
+    """Makes the State behind the API at `url`; connects to nothing yet."""
 
-
-class Convert(Protocol):
-    """Makes a group of what was posted. Raises `Unusable`."""
-
-    def __call__(self, posted: Posted, endpoint: PolicyEndpoint) -> Group:
-        """Return the group, its id that of the posted one."""
+    def __call__(self, url: str, token: str | None) -> RemoteState:
+        """Return it. `token` goes along as a bearer token."""
         ...
 
 
@@ -90,11 +61,6 @@ def serve_here(endpoint: PolicyEndpoint, sink: GroupSink, *, host: str, port: in
     raise NotImplementedError("the trajectory API is not joined to scripts yet")
 
 
-def connect(url: str, token: str | None) -> Client:
-    """Return a client of the trajectory API at `url`."""
-    raise NotImplementedError("the trajectory API is not joined to its remote clients yet")
-
-
-def convert_posted(posted: Posted, endpoint: PolicyEndpoint) -> Group:
-    """Return the group that was posted, every trained token proven."""
+def open_remote(url: str, token: str | None) -> RemoteState:
+    """Return the State behind the trajectory API at `url`, whose protocol is that of this distribution."""
     raise NotImplementedError("the trajectory API is not joined to its remote clients yet")

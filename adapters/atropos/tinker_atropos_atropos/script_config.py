@@ -67,6 +67,9 @@ class AtroposConfig(EnvironmentConfig):
     )
     api_host: str = Field("127.0.0.1", description="where the scripts' trajectory API listens")
     api_port: int = Field(0, ge=0, le=65535, description="its port; 0: a free one")
+    endpoint_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the inference endpoints; default: a free one, with api_url 8001"
+    )
     startup_timeout: float = Field(
         900.0, gt=0, allow_inf_nan=False, description="seconds for a script to register, then to post its first group"
     )

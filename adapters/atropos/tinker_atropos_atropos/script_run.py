@@ -44,6 +44,7 @@ class ScriptEnvironment:
         self, config: AtroposConfig, start_api: StartApi = serve_here, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.config = config
+        self.endpoint: Mapping[str, object] = {"port": config.endpoint_port or 0}
         self._start_api, self._clock = start_api, clock
         self.scripts = dict(zip(script_names(config.scripts), config.scripts, strict=True))
         for name, script in self.scripts.items():
@@ -112,7 +113,7 @@ class ScriptEnvironment:
         while True:
             self._refuse_ended(processes, sink)
             enough = sink.waiting >= sink.info.batch_size or sink.step >= sink.info.total_steps
-            for line in (*watch.look(self._clock(), api.seen(), enough=enough), *watch.equal(sink.equal_in_a_row)):
+            for line in watch.look(self._clock(), api.seen(), enough=enough):
                 sink.say(line)
             await asyncio.sleep(LOOK_SECONDS)
 

@@ -10,9 +10,6 @@ from tinker_atropos.errors import RunError
 QUIET_SECONDS = 30.0
 """After these a silent script is named, then at doubling intervals."""
 
-EQUAL_GROUPS = 16
-"""Groups of equal scores in a row that are worth a line; then at doubling numbers."""
-
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -48,7 +45,6 @@ class Watch:
     ) -> None:
         self._limits, self._tail = limits, tail
         self._silences = {name: _Silence((False, 0), now, QUIET_SECONDS) for name in names}
-        self._equal_due = EQUAL_GROUPS
 
     def look(self, now: float, seen: Mapping[str, Seen], *, enough: bool) -> list[str]:
         """Return lines to show. `enough`: the trainer has a batch waiting, so nobody waits for a script.
@@ -81,19 +77,6 @@ class Watch:
                 f"waits{_refusals(facts)}{self._log(name)}"
             )
         return lines
-
-    def equal(self, in_a_row: int) -> list[str]:
-        """Return a line where many groups in a row had equal scores."""
-        if in_a_row < EQUAL_GROUPS:
-            self._equal_due = EQUAL_GROUPS
-            return []
-        if in_a_row < self._equal_due:
-            return []
-        self._equal_due = in_a_row * 2
-        return [
-            f"the last {in_a_row} groups had equal scores within each group, so there was nothing to learn from; is "
-            "the task too hard or too easy for this model? With env.ensure_scores_are_not_same=false they count as well"
-        ]
 
     def _last_line(self, name: str) -> str:
         if self._tail is None:

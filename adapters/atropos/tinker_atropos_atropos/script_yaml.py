@@ -76,7 +76,7 @@ def _joined(script: Joined, info: RunInfo, api_url: str) -> dict[str, Any]:
         "use_wandb": False,
         "batch_size": info.batch_size,
         "total_steps": NEVER,
-        # The script would drop groups of equal scores without a word; here they arrive, are counted, then dropped.
+        # The script would drop groups of equal scores without a word; the run counts them, then drops them.
         "ensure_scores_are_not_same": False,
         "inference_weight": script.weight,
         "min_batch_allocation": script.min_allocation,

@@ -75,6 +75,7 @@ class ExternalProduction:
             checkpoint_interval=config.trainer.save_checkpoint_interval,
             steps_per_eval=config.env.steps_per_eval,
             filter_equal=config.env.ensure_scores_are_not_same,
+            max_staleness=config.max_staleness,
         )
         return ExternalSource(self._environment, config, context, info, self._tokenizer)
 

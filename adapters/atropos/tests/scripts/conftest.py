@@ -49,7 +49,7 @@ class FakeSink:
         self.waiting += len(group.trajectories)
         return "accepted"
 
-    def discard(self, group: Group, reason: str) -> None:
+    async def discard(self, group: Group, reason: str) -> None:
         self.discarded.append((group, reason))
 
     def metrics(self, values: Any) -> None:

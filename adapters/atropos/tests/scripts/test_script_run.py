@@ -156,17 +156,6 @@ async def test_two_scripts_of_one_file_have_two_names(
     await cancelled(task)
 
 
-async def test_groups_of_equal_scores_are_discarded_with_their_reason(
-    write_script: Any, make_environment: Any, endpoint: Any, sink: Any, until: Any
-) -> None:
-    path = write_script(POSTS.replace("[0.0, 1.0, 0.0, 1.0]", "[1.0, 1.0, 1.0, 1.0]"))
-    task = asyncio.create_task(make_environment(path).run(endpoint, sink))
-    await until(lambda: len(sink.discarded) == 3, task)
-    assert {reason for _, reason in sink.discarded} == {"equal scores"}
-    assert not sink.groups
-    await cancelled(task)
-
-
 async def test_keys_are_not_handed_to_scripts(
     write_script: Any, make_environment: Any, endpoint: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
