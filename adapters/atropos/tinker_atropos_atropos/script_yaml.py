@@ -79,7 +79,8 @@ def _joined(script: Joined, info: RunInfo, api_url: str) -> dict[str, Any]:
         # The script would drop groups of equal scores without a word; the run counts them, then drops them.
         "ensure_scores_are_not_same": False,
         "inference_weight": script.weight,
-        "min_batch_allocation": script.min_allocation,
+        # None would be the natural word for "none", and some scripts' own configurations refuse it.
+        "min_batch_allocation": script.min_allocation or 0.0,
     }
 
 

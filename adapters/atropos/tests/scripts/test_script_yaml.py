@@ -93,7 +93,7 @@ def test_a_weight_reaches_the_api(written: Any) -> None:
 
 
 def test_a_scripts_default_allocation_does_not_hold_up_others(written: Any) -> None:
-    assert written().content["env"]["min_batch_allocation"] is None
+    assert written({"env": {"min_batch_allocation": 0.9}}).content["env"]["min_batch_allocation"] == 0.0
 
 
 def test_nothing_goes_to_weights_and_biases(written: Any) -> None:
