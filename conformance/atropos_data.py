@@ -16,9 +16,32 @@ from typing import Any
 Rows = Sequence[Mapping[str, Any]]
 
 SUMS = [(a, b) for a in range(2, 22) for b in range(3, 13)]
-CITIES = [f"{first}{second}" for first in ("Nor", "Sud", "Ost", "Ven", "Kal", "Mar") for second in
-          ("berg", "dorf", "ham", "ville", "holm", "stad", "ford", "mouth", "bridge", "haven",
-           "minster", "wick", "field", "gate", "cliff", "brook", "shore", "mill", "wood", "hill")]
+CITIES = [
+    f"{first}{second}"
+    for first in ("Nor", "Sud", "Ost", "Ven", "Kal", "Mar")
+    for second in (
+        "berg",
+        "dorf",
+        "ham",
+        "ville",
+        "holm",
+        "stad",
+        "ford",
+        "mouth",
+        "bridge",
+        "haven",
+        "minster",
+        "wick",
+        "field",
+        "gate",
+        "cliff",
+        "brook",
+        "shore",
+        "mill",
+        "wood",
+        "hill",
+    )
+]
 
 
 def question(a: int, b: int) -> str:

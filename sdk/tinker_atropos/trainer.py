@@ -185,3 +185,12 @@ class TrainerSpec:
     checkpoints: Callable[[Any, Path | None], Awaitable[CheckpointCatalogue]] | None = None
     description: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Find what the original kept here; see `compat`."""
+        from tinker_atropos.compat import find
+
+        return find(__name__, name)

@@ -9,6 +9,7 @@ from typing import Protocol
 from tinker_atropos.external import GroupSink, PolicyEndpoint, RunInfo
 from tinker_atropos.state import State
 
+from tinker_atropos_atropos.script_config import AtroposConfig
 from tinker_atropos_atropos.script_watch import Seen
 
 
@@ -49,10 +50,10 @@ class RemoteState(State, Protocol):
 
 
 class OpenRemote(Protocol):
-    """Makes the State behind the API at `url`; connects to nothing yet."""
+    """Makes the State behind the API at `config.api_url`; connects to nothing yet."""
 
-    def __call__(self, url: str, token: str | None) -> RemoteState:
-        """Return it. `token` goes along as a bearer token."""
+    def __call__(self, config: AtroposConfig, token: str | None) -> RemoteState:
+        """Return it. `token` goes along as a bearer token; environments are told `config.wandb_project` and group."""
         ...
 
 
@@ -61,6 +62,6 @@ def serve_here(endpoint: PolicyEndpoint, sink: GroupSink, *, host: str, port: in
     raise NotImplementedError("the trajectory API is not joined to scripts yet")
 
 
-def open_remote(url: str, token: str | None) -> RemoteState:
-    """Return the State behind the trajectory API at `url`, whose protocol is that of this distribution."""
+def open_remote(config: AtroposConfig, token: str | None) -> RemoteState:
+    """Return the State behind the trajectory API at `config.api_url`, whose protocol is that of this distribution."""
     raise NotImplementedError("the trajectory API is not joined to its remote clients yet")

@@ -41,7 +41,7 @@ class RemoteEnvironment:
     ) -> None:
         assert config.api_url is not None
         self.config, self.url, self._clock = config, config.api_url, clock
-        self.state: RemoteState = open_remote(self.url, os.environ.get(TOKEN_VARIABLE))
+        self.state: RemoteState = open_remote(config, os.environ.get(TOKEN_VARIABLE))
         self.endpoint: Mapping[str, object] = {
             "port": CLASSIC_PORT if config.endpoint_port is None else config.endpoint_port
         }

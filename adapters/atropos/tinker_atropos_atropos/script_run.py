@@ -24,13 +24,11 @@ from tinker_atropos_atropos.script_interpreter import (
 from tinker_atropos_atropos.script_process import ScriptProcess, exit_words, start_script
 from tinker_atropos_atropos.script_sink import CountingSink
 from tinker_atropos_atropos.script_tokenizer import tokenizer_for
+from tinker_atropos_atropos.script_variables import CONFIG_VARIABLE
 from tinker_atropos_atropos.script_watch import Limits, Watch, log_words
 from tinker_atropos_atropos.script_yaml import Joined, script_configuration
 
 LOOK_SECONDS = 0.5
-
-CONFIG_VARIABLE = "TINKER_ATROPOS_SCRIPT_CONFIG"
-"""Tells a script's process where the configuration lies that was written for it."""
 
 
 class ScriptEnvironment:
