@@ -42,18 +42,43 @@ class Proven:
 class PolicyEndpoint(Protocol):
     """The newest policy behind HTTP, and the memory of what it sampled."""
 
-    url: str
-    """Base URL of the OpenAI dialect, such as `http://127.0.0.1:8001/v1`."""
-    token: str | None
-    """What clients send as `Authorization: Bearer …`; None: nothing is asked for."""
-    model: str
-    """The name that clients may give as `model`."""
-    tokenizer: str
-    """What clients hand to `AutoTokenizer.from_pretrained`: a folder or a hub id."""
-    context_length: int | None
+    @property
+    def url(self) -> str:
+        """Base URL of the OpenAI dialect, such as `http://127.0.0.1:8001/v1`."""
+        ...
 
-    def prove(self, tokens: IntArray) -> Proven:
-        """Return what is known of `tokens int32[T]` from the sampled turns, by exact match of all tokens before."""
+    @property
+    def token(self) -> str | None:
+        """What clients send as `Authorization: Bearer …`; None: nothing is asked for."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The name that clients may give as `model`."""
+        ...
+
+    @property
+    def tokenizer(self) -> str:
+        """What clients hand to `AutoTokenizer.from_pretrained`: a folder or a hub id.
+
+        Raises `RunError` where only the first policy can tell and there is none yet.
+        """
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """The context in tokens, None before the first policy or where it states none."""
+        ...
+
+    async def ready(self) -> None:
+        """Wait for the first policy; raises what kept it from being opened."""
+        ...
+
+    def prove(self, tokens: IntArray, logprobs: FloatArray | None = None) -> Proven:
+        """Return what is known of `tokens int32[T]` from the sampled turns, by exact match of all tokens before.
+
+        `logprobs float32[T]`, where a client sent some, choose among turns of equal tokens; else the newest counts.
+        """
         ...
 
 

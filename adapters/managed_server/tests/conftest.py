@@ -1,14 +1,18 @@
-"""Small real tokenizers with the chat templates that differ where it matters, and a sampler of given tokens."""
+"""Small real tokenizers with the chat templates that differ where it matters; fakes of a policy and of its source."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
-from tinker_atropos import PolicyRef, Sample
+from tinker_atropos import PolicyRef, Sample, SamplingParams
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 TEXT = [
@@ -168,3 +172,144 @@ def open_session() -> Callable[..., Any]:
         return make(ManagedServerConfig(**config)).open(tokenizer, stop=stop, context_length=context_length)
 
     return open_
+
+
+class FakePolicy:
+    """A policy that says what it is told to, token by token, at once unless `gate` is closed.
+
+    `replies` are texts (special-token text stands for the token) or token ids, taken in turn and over again; each
+    position has a log-probability of its own. What it was asked is in `asked`.
+    """
+
+    def __init__(
+        self, tokenizer: Any, replies: Sequence[Any], step: int = 0, context_length: int | None = 4096
+    ) -> None:
+        self.ref = PolicyRef("run", 0, step, f"fake://policy/{step}")
+        self.context_length = context_length
+        self.replies = list(replies)
+        self.asked: list[tuple[list[int], SamplingParams, int]] = []
+        self.scored: list[list[int]] = []
+        self.cancelled = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self._tokenizer = tokenizer
+        self._next = 0
+
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    async def sample(self, prompt: Any, params: SamplingParams, n: int) -> list[Sample]:
+        self.asked.append((prompt.tolist(), params, n))
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return [self._sample(params) for _ in range(n)]
+
+    def _sample(self, params: SamplingParams) -> Sample:
+        reply = self.replies[self._next % len(self.replies)]
+        self._next += 1
+        whole = self._tokenizer.encode(reply, add_special_tokens=False) if isinstance(reply, str) else list(reply)
+        tokens = np.asarray(whole[: params.max_tokens], dtype=np.int32)
+        logprobs = (-0.01 * (1 + np.arange(len(tokens))) - self.ref.step).astype(np.float32)
+        return Sample(tokens, logprobs, "length" if len(whole) > len(tokens) else "stop", self.ref)
+
+    async def logprobs(self, tokens: Any) -> Any:
+        self.scored.append(tokens.tolist())
+        found = (-0.5 - 0.001 * np.arange(len(tokens))).astype(np.float32)
+        found[:1] = np.nan
+        return found
+
+
+class FakeSource:
+    """Hands out `policy`, which a test may exchange; None: there is none yet."""
+
+    def __init__(self, policy: FakePolicy | None) -> None:
+        self._there = asyncio.Event()
+        self.policy: FakePolicy | None = None
+        self.held = 0
+        if policy is not None:
+            self.publish(policy)
+
+    def publish(self, policy: FakePolicy) -> None:
+        self.policy = policy
+        self._there.set()
+
+    @property
+    def newest(self) -> PolicyRef | None:
+        return self.policy.ref if self.policy is not None else None
+
+    @contextlib.asynccontextmanager
+    async def use(self, step: int = 0) -> AsyncIterator[FakePolicy]:
+        await self._there.wait()
+        assert self.policy is not None
+        self.held += 1
+        try:
+            yield self.policy
+        finally:
+            self.held -= 1
+
+
+@dataclass
+class Served:
+    """An endpoint in this process with a client of it."""
+
+    endpoint: Any
+    source: FakeSource
+    policy: FakePolicy
+    client: aiohttp.ClientSession
+
+    @property
+    def root(self) -> str:
+        return self.endpoint.url.removesuffix("/v1")
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        async with self.client.post(self.root + path, json=body, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str, **headers: str) -> tuple[int, Any]:
+        async with self.client.get(self.root + path, headers=headers) as response:
+            return response.status, await response.json()
+
+    def exchange(self, replies: Sequence[Any], step: int) -> FakePolicy:
+        """Publish the policy of another step."""
+        self.policy = FakePolicy(self.policy.tokenizer(), replies, step, self.policy.context_length)
+        self.source.publish(self.policy)
+        return self.policy
+
+
+@pytest.fixture
+def fake_policy() -> type[FakePolicy]:
+    return FakePolicy
+
+
+@pytest.fixture
+def fake_source() -> type[FakeSource]:
+    return FakeSource
+
+
+@pytest.fixture
+async def serve(tokenizers: Callable[[str], Any]) -> AsyncIterator[Callable[..., Any]]:
+    """Serve replies over a tokenizer by name (or a tokenizer); keyword arguments go to the configuration."""
+    from tinker_atropos.external import EndpointSettings
+    from tinker_atropos_managed_server import ManagedServerConfig, serve_policy
+
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(
+            tokenizer: Any, *replies: Any, context_length: int | None = 4096, settings: Any = None, **config: Any
+        ) -> Served:
+            found = tokenizers(tokenizer) if isinstance(tokenizer, str) else tokenizer
+            policy = FakePolicy(found, replies, context_length=context_length)
+            source = FakeSource(policy)
+            settings = {"model": "policy", **(settings or {})}
+            made = serve_policy(ManagedServerConfig(**config), source, EndpointSettings(**settings))
+            endpoint = await stack.enter_async_context(made)
+            client = await stack.enter_async_context(aiohttp.ClientSession())
+            return Served(endpoint, source, policy, client)
+
+        yield start

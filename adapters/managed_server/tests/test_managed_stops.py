@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tinker_atropos import ConfigError
-from tinker_atropos_managed_server.stops import cut, parse_stop
+from tinker_atropos_managed_server.stops import first_stop, parse_stop
 from tinker_atropos_managed_server.vocabulary import Vocabulary
 
 
@@ -64,10 +64,10 @@ def test_what_cannot_be_a_stop_is_refused(stop, says, vocabulary):
         parse_stop(stop, vocabulary, [])
 
 
-def test_text_is_cut_at_the_first_stop(vocabulary):
-    assert cut("a;b,c", [",", ";"]) == "a"
-    assert cut("abc", [","]) is None
-    assert cut("abc", []) is None
+def test_the_first_stop_in_a_text_is_found(vocabulary):
+    assert first_stop("a;b,c", [",", ";"]) == (1, ";")
+    assert first_stop("abc", [","]) is None
+    assert first_stop("abc", []) is None
 
 
 def test_a_stop_id_is_cut_from_the_text(tokenizers, open_session, sample):

@@ -1,12 +1,14 @@
-"""The `managed_server` adapter: one session per episode that keeps a conversation in its exact tokens."""
+"""The `managed_server` adapter: conversations in their exact tokens, in sessions of our own and behind HTTP."""
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 from tinker_atropos import AdapterConfig, AdapterSpec, SessionFactory, hookimpl
+from tinker_atropos.external import EndpointSettings, PolicyEndpoint, PolicySource
 
 # What the session itself hands to the template; a variable of that name would be lost or collide.
 _RESERVED = frozenset(
@@ -38,6 +40,14 @@ class ManagedServerConfig(AdapterConfig):
     end_of_turn: tuple[str | int, ...] = Field(
         (), description="special tokens or ids that end a turn, beside the tokenizer's own and the template's"
     )
+    tool_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "none"] = Field(
+        "auto", description="how the model writes tool calls; auto: as its chat template shows"
+    )
+    journal_tokens: int = Field(
+        16_000_000,
+        ge=0,
+        description="about how many tokens (4 bytes each) the endpoints remember of what was sampled; oldest out first",
+    )
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -55,6 +65,15 @@ def make(config: ManagedServerConfig) -> SessionFactory:
     return ManagedSessions(config)
 
 
+def serve_policy(
+    config: ManagedServerConfig, source: PolicySource, settings: EndpointSettings
+) -> AbstractAsyncContextManager[PolicyEndpoint]:
+    """Serve the newest policy over HTTP until the block ends; raises `ConfigError` for an address it can't have."""
+    from tinker_atropos_managed_server.endpoint import serve_policy
+
+    return serve_policy(config, source, settings)
+
+
 @hookimpl
 def adapter_spec() -> AdapterSpec:
     """Describe this adapter."""
@@ -63,5 +82,6 @@ def adapter_spec() -> AdapterSpec:
         make=make,
         config=ManagedServerConfig,
         sessions=True,
-        description="Keeps each conversation in the exact tokens that were sampled",
+        endpoint=serve_policy,
+        description="Keeps each conversation in the exact tokens that were sampled; serves policies over HTTP",
     )

@@ -14,7 +14,6 @@ from tinker_atropos import (
     ConfigError,
     ContextOverflow,
     PluginError,
-    PolicyUnavailable,
     Prompt,
     RunError,
     Sample,
@@ -25,25 +24,25 @@ from tinker_atropos import (
 from tinker_atropos.environment import Observation
 from tinker_atropos.trajectory import BoolArray, FloatArray, IntArray
 
-from tinker_atropos_managed_server.growth import ChatGrowth, Growth, RawGrowth, Turn
-from tinker_atropos_managed_server.stops import cut, parse_stop
+from tinker_atropos_managed_server.growth import ChatGrowth, Growth, RawGrowth
+from tinker_atropos_managed_server.stops import parse_stop
 from tinker_atropos_managed_server.template import ChatTemplate
+from tinker_atropos_managed_server.tool_calls import ToolFormat, tool_format_of
+from tinker_atropos_managed_server.turn import checked_sample, read_turn, trainable
 from tinker_atropos_managed_server.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from tinker_atropos_managed_server import ManagedServerConfig
 
-# Rounding may lift the log-probability of a certain token a little above 0; nothing else may.
-_ROUNDING = 1e-3
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A tokenizer and its template, with every id that ends a turn in them."""
+    """A tokenizer and its template, with every id that ends a turn in them, and how its model writes tool calls."""
 
     vocabulary: Vocabulary
     template: ChatTemplate
     ends: tuple[int, ...]
+    tool_format: ToolFormat | None = None
 
 
 @dataclass(slots=True)
@@ -92,6 +91,8 @@ class ManagedSession:
         self._masked: Counter[str] = Counter()
         self.unproven_stops = 0
         """How many turns were said to have stopped though neither their last token nor their text holds a stop."""
+        self.malformed_tool_calls = 0
+        """How many turns began a tool call that can't be read; they stay text."""
 
     def observe(self, observation: Observation, tools: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Append messages, or raw text; `PluginError` where one episode shows both. An empty observation is none."""
@@ -100,7 +101,8 @@ class ManagedSession:
         if self._growth is None:
             if not observation and not tools:
                 return
-            self._growth = RawGrowth(self._dialect.vocabulary) if raw else ChatGrowth(self._dialect.template)
+            dialect = self._dialect
+            self._growth = RawGrowth(dialect.vocabulary) if raw else ChatGrowth(dialect.template, dialect.tool_format)
         elif observation and raw is not isinstance(self._growth, RawGrowth):
             now, before = ("raw text", "messages") if raw else ("messages", "raw text")
             raise PluginError(f"the environment shows {now} after {before}; one episode must keep to one of them")
@@ -133,26 +135,27 @@ class ManagedSession:
         return Prompt(pending.tokens, room, self._stops.sampler)
 
     def record(self, sample: Sample) -> Completion:
-        """Keep the sampled tokens as they are; return their text without the stop.
+        """Keep the sampled tokens as they are; return their text without the stop (see `read_turn`).
 
-        Cut off are a last token that ends the turn and, where the sample stopped, a last stop id or all from the first
-        stop string on. Other special tokens stay visible as text. Raises `PolicyUnavailable` for a sample that is
-        broken (lengths that differ, ids outside the vocabulary); nothing of it is kept.
+        Where tools are offered, the tool calls in it are read, and its text is what stands beside them. Raises
+        `PolicyUnavailable` for a sample that is broken (lengths that differ, ids outside the vocabulary); nothing of it
+        is kept.
         """
         pending = self._pending
         if pending is None or self._growth is None:
             raise RunError("a sample came without a prompt: call prompt() before each record()")
-        tokens, logprobs = self._checked(sample)
-        turn = self._read(tokens, sample.stop_reason, int(pending.tokens[-1]))
-        self._growth.reply(turn)
+        tokens, logprobs = checked_sample(sample, self._dialect.vocabulary.size)
+        turn = read_turn(self._dialect, self._stops, tokens.tolist(), sample.stop_reason, int(pending.tokens[-1]))
+        self.unproven_stops += not turn.proven
+        reading = self._growth.reply(turn)
+        self.malformed_tool_calls += reading.malformed
         self._pending = None
         if pending.fresh:
             self._segments.append(_OpenSegment())
         given = pending.tokens[len(pending.tokens) - pending.given :]
         self._segments[-1].append(given, np.zeros(len(given), dtype=np.float32), np.zeros(len(given), dtype=np.bool_))
         self._keep_sampled(tokens, logprobs)
-        # Tool calls of the text are parsed by whoever serves tools; until then the environment reads the text.
-        return Completion(turn.text, sample.stop_reason, tool_calls=(), tokens=len(tokens))
+        return Completion(reading.content, sample.stop_reason, tool_calls=reading.calls, tokens=len(tokens))
 
     def transcript(self) -> Transcript:
         """Return the episode so far; every segment ends with what was sampled last in it."""
@@ -170,61 +173,11 @@ class ManagedSession:
         tokens.setflags(write=False)
         return _Pending(tokens, len(new), extension.fresh)
 
-    def _checked(self, sample: Sample) -> tuple[IntArray, FloatArray]:
-        try:
-            exact = np.asarray(sample.tokens)
-            logprobs = np.array(sample.logprobs, dtype=np.float32)
-        except (TypeError, ValueError) as error:
-            raise PolicyUnavailable(f"the sampler returned no arrays of numbers: {error}; sample again") from error
-        if exact.ndim != 1 or exact.shape != logprobs.shape:
-            raise PolicyUnavailable(
-                f"the sampler returned tokens of shape {exact.shape} with log-probabilities of shape {logprobs.shape}; "
-                "there must be one for each token; sample again"
-            )
-        if len(exact) and not np.issubdtype(exact.dtype, np.integer):
-            raise PolicyUnavailable(
-                f"the sampler returned tokens of type {exact.dtype}, expected integers; sample again"
-            )
-        size = self._dialect.vocabulary.size
-        outside = exact[(exact < 0) | (exact >= size)]
-        if len(outside):
-            raise PolicyUnavailable(
-                f"the sampler returned token {int(outside[0])}, and the tokenizer's ids go from 0 to {size - 1}; "
-                "check that policy and tokenizer belong to one model"
-            )
-        if sample.stop_reason not in ("stop", "length"):
-            raise PolicyUnavailable(
-                f"the sampler returned stop_reason {sample.stop_reason!r}, expected 'stop' or 'length'; sample again"
-            )
-        return exact.astype(np.int32), logprobs
-
-    def _read(self, tokens: IntArray, reason: str, before: int) -> Turn:
-        """Return the text of a turn without its stop, and the end of turn that it has."""
-        vocabulary, stops, ids = self._dialect.vocabulary, self._stops, tokens.tolist()
-        last = ids[-1] if ids else None
-        stopped = reason == "stop"
-        # With no stop of its own a turn that stopped did so at an end of turn; the sampler may know more than we do.
-        told = stopped and stops.sampler is None and last in vocabulary.texts
-        end = last if told or last in self._dialect.ends else None
-        if end is not None:
-            return Turn(vocabulary.decode(ids[:-1], before), end)
-        if stopped and last in stops.ids:
-            return Turn(vocabulary.decode(ids[:-1], before), None)
-        text = vocabulary.decode(ids, before)
-        if stopped:
-            ahead = cut(text, stops.strings)
-            if ahead is not None:
-                return Turn(ahead, None)
-            self.unproven_stops += 1
-        return Turn(text, None)
-
     def _keep_sampled(self, tokens: IntArray, logprobs: FloatArray) -> None:
-        missing = np.isnan(logprobs)
-        impossible = np.isinf(logprobs) | (logprobs > _ROUNDING)
-        for reason, found in (("no_logprob", missing), ("impossible_logprob", impossible)):
-            if found.any():
-                self._masked[reason] += int(found.sum())
-        mask = ~(missing | impossible)
+        mask, missing, impossible = trainable(logprobs)
+        for reason, count in (("no_logprob", missing), ("impossible_logprob", impossible)):
+            if count:
+                self._masked[reason] += count
         self._segments[-1].append(tokens, np.where(mask, logprobs, np.float32(0)), mask)
 
 
@@ -245,16 +198,41 @@ class ManagedSessions:
         if config.enable_thinking is not None:
             self._variables["enable_thinking"] = config.enable_thinking
         self._end_of_turn = config.end_of_turn
-        self._dialect = lru_cache(maxsize=8)(self._make_dialect)  # policies of each version may bring a tokenizer
+        self._tool_parser = config.tool_parser
+        self.dialect = lru_cache(maxsize=8)(self._make_dialect)  # policies of each version may bring a tokenizer
 
     def open(self, tokenizer: Any, *, stop: Stop = None, context_length: int | None = None) -> ManagedSession:
         """Return a new session; raises `ConfigError` for a stop or a context length that can't be one."""
         if context_length is not None and context_length < 1:
             raise ConfigError(f"context_length: {context_length} holds no token; expected at least 1, or null")
-        return ManagedSession(self._dialect(tokenizer), stop, context_length)
+        return ManagedSession(self.dialect(tokenizer), stop, context_length)
+
+    def client_template(self, tokenizer: Any) -> str | None:
+        """Return the chat template that a client needs to render as these sessions do; None: the tokenizer's own.
+
+        The configured variables are set at its top, since a client does not pass them.
+        """
+        if self._source is None and not self._variables:
+            return None
+        source = self.dialect(tokenizer).template.tools_source
+        if not source:
+            return None
+        return "".join(f"{{%- set {name} = {_literal(value)} -%}}" for name, value in self._variables.items()) + source
 
     def _make_dialect(self, tokenizer: Any) -> Dialect:
         vocabulary = Vocabulary(tokenizer, self._end_of_turn)
         template = ChatTemplate(vocabulary, self._source, self._variables)
         closing = [vocabulary.specials[text] for text in template.ends]
-        return Dialect(vocabulary, template, tuple(dict.fromkeys([*vocabulary.ends, *closing])))
+        ends = tuple(dict.fromkeys([*vocabulary.ends, *closing]))
+        return Dialect(vocabulary, template, ends, tool_format_of(self._tool_parser, template.tools_source))
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Jinja writes it, which but for these three words is JSON."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)

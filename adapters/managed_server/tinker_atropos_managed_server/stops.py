@@ -51,10 +51,10 @@ def parse_stop(stop: Stop, vocabulary: Vocabulary, ends: Sequence[int]) -> Stops
     return Stops(list(dict.fromkeys(strings)), frozenset(known), tuple(dict.fromkeys(strings)))
 
 
-def cut(text: str, strings: Sequence[str]) -> str | None:
-    """Return the text before the first of these stop strings; None if it holds none of them."""
-    places = [place for place in (text.find(string) for string in strings) if place >= 0]
-    return text[: min(places)] if places else None
+def first_stop(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
+    """Return the place of the first of these stop strings in a text, and the string; None if it holds none of them."""
+    found = [(place, string) for string in strings if (place := text.find(string)) >= 0]
+    return min(found, key=lambda pair: pair[0]) if found else None
 
 
 def _places(stop: Any) -> list[tuple[Any, str]]:

@@ -58,7 +58,7 @@ class ChatTemplate:
         found: list[str] = []
         for messages in ([user, reply], [user, reply, user]):
             try:
-                text = self._apply(messages, None, generate=False)
+                text = self._apply(messages, None, add_generation_prompt=False)
             except PluginError:  # said again, with its reason, when a real conversation is rendered
                 break
             _, seen, tail = text.rpartition(_PROBE)
@@ -68,14 +68,28 @@ class ChatTemplate:
             found.append(match.group())
         return tuple(dict.fromkeys(found))
 
-    def render(self, messages: Sequence[Message], tools: Tools | None) -> Rendering:
-        """Return the conversation up to where the assistant's next turn begins; `PluginError` if it does not fit."""
-        plain = self._apply(messages, tools)
+    @cached_property
+    def tools_source(self) -> str:
+        """The Jinja source that conversations with tools are rendered with; empty if there is none."""
+        if self._source is not None:
+            return self._source
+        found = getattr(self._vocabulary.tokenizer, "chat_template", None) or ""
+        if isinstance(found, Mapping):
+            found = found.get("tool_use") or found.get("default") or ""
+        return str(found)
+
+    def render(self, messages: Sequence[Message], tools: Tools | None, **variables: Any) -> Rendering:
+        """Return the conversation up to where the assistant's next turn begins; `PluginError` if it does not fit.
+
+        `variables` go to the template, before those of the configuration; `add_generation_prompt=False` leaves the
+        beginning of the next turn out, `continue_final_message=True` leaves the last message open.
+        """
+        plain = self._apply(messages, tools, **variables)
         if not any(self._vocabulary.pattern.search(text) for text in _strings([messages, tools])):
             return Rendering(plain)
-        found = self._marked(plain, messages, tools, skip_role=None)
+        found = self._marked(plain, messages, tools, None, variables)
         # A template that reads a marker in an assistant's text (to split off the thought) must see it.
-        return found if found.text == plain else self._marked(plain, messages, tools, skip_role="assistant")
+        return found if found.text == plain else self._marked(plain, messages, tools, "assistant", variables)
 
     def encode(self, rendering: Rendering, start: int = 0, anchor: str | None = None) -> list[int]:
         """Return the tokens from character `start` on; `anchor` is the special token just before it, if any."""
@@ -123,7 +137,7 @@ class ChatTemplate:
             return self.encode(rendering, start + len(sampled), sampled)
         return self.encode(rendering, start, sampled)
 
-    def _apply(self, messages: Sequence[Message], tools: Tools | None, generate: bool = True) -> str:
+    def _apply(self, messages: Sequence[Message], tools: Tools | None, **variables: Any) -> str:
         tokenizer = self._vocabulary.tokenizer
         if self._source is None and not getattr(tokenizer, "chat_template", None):
             raise PluginError(
@@ -136,9 +150,8 @@ class ChatTemplate:
                     list(messages),
                     tools=[dict(tool) for tool in tools] if tools else None,
                     chat_template=self._source,
-                    add_generation_prompt=generate,
                     tokenize=False,
-                    **self._variables,
+                    **{"add_generation_prompt": True, **self._variables, **variables},
                 )
             )
         except ImportError:
@@ -150,7 +163,14 @@ class ChatTemplate:
                 "change the environment's messages, or give another managed_server.chat_template"
             ) from error
 
-    def _marked(self, plain: str, messages: Sequence[Message], tools: Tools | None, skip_role: str | None) -> Rendering:
+    def _marked(
+        self,
+        plain: str,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        skip_role: str | None,
+        variables: Mapping[str, Any],
+    ) -> Rendering:
         """Render with words in the place of special-token text, put the text back, and note where it stands."""
         word = "literalmarker"
         while word in plain:
@@ -169,7 +189,7 @@ class ChatTemplate:
             return [swap(item) for item in value] if isinstance(value, list | tuple) else value
 
         swapped = [message if message["role"] == skip_role else swap(message) for message in messages]
-        rendered = self._apply(swapped, swap(tools) if tools else None)
+        rendered = self._apply(swapped, swap(tools) if tools else None, **variables)
         pieces: list[str] = []
         literal: list[tuple[int, int]] = []
         length = 0

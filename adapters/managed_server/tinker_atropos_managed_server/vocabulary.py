@@ -35,6 +35,7 @@ class Vocabulary:
             self.specials.setdefault(str(tokenizer.convert_ids_to_tokens(end)), end)
         self.texts: dict[int, str] = {index: text for text, index in self.specials.items()}
         longest_first = sorted(self.specials, key=len, reverse=True)
+        self._token_texts: dict[int, str] = {}
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def special_id(self, token: str | int) -> int:
@@ -88,7 +89,7 @@ class Vocabulary:
         beginning here.
         """
         if after is not None and tokens:
-            head, whole = self._decode([after]), self._decode([after, *tokens])
+            head, whole = self.token_text(after), self._decode([after, *tokens])
             if whole.startswith(head):
                 return whole[len(head) :]
         return self._decode(tokens)
@@ -102,6 +103,22 @@ class Vocabulary:
                 spaces_between_special_tokens=False,  # only slow tokenizers know it, the others ignore it
             )
         )
+
+    @cached_property
+    def longest(self) -> int:
+        """The most characters that one token can stand for."""
+        texts = self.tokenizer.get_vocab()
+        # Whitespace around a special token may be swallowed without limit; such tokenizers bound nothing.
+        if any(left or right for left, right in self._strips.values()):
+            return 2**31
+        return max((len(text) for text in texts), default=1)
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token by itself; a part of a character is `\ufffd`."""
+        found = self._token_texts.get(token)
+        if found is None:
+            found = self._token_texts[token] = self._decode([token])
+        return found
 
     @cached_property
     def leading(self) -> tuple[int, ...]:
