@@ -89,7 +89,11 @@ def test_parts_of_this_repository_accept_each_other(folder: Path) -> None:
 
 @each_plugin
 def test_folder_name_is_the_entry_point_and_the_import_name(folder: Path) -> None:
-    assert read(folder)["project"]["entry-points"] == {group(folder): {folder.name: f"tinker_atropos_{folder.name}"}}
+    points = dict(read(folder)["project"]["entry-points"])
+    assert points.pop(group(folder)) == {folder.name: f"tinker_atropos_{folder.name}"}
+    assert set(points) <= {"tinker_atropos.commands"}
+    for target in (target for offered in points.values() for target in offered.values()):
+        assert target.startswith(f"tinker_atropos_{folder.name}.")
 
 
 @each_plugin
