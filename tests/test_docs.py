@@ -23,7 +23,7 @@ from tinker_atropos.progress import PlainProgress
 from tinker_atropos.registry import Registry, load_file
 from tinker_atropos.run import run
 from tinker_atropos.run_folder import RunFolder
-from tinker_atropos.testing import check_environment
+from tinker_atropos.testing import check_environment, check_trainer
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -175,6 +175,7 @@ async def test_the_guides_trainer_learns(tmp_path: Path, monkeypatch: pytest.Mon
     config = load(None, [(path, value, "test") for path, value in settings.items()], registry=registry)
     finished = await run(config, PlainProgress(), registry=registry)
     rewards = [row["reward/mean"] for row in RunFolder(finished.folder).read_metrics() if "reward/mean" in row]
+    await check_trainer(registry.load("trainer", "tally"))
     assert len(rewards) == 20
     assert sum(rewards[-4:]) > sum(rewards[:4]) + 1
     assert Path(finished.checkpoint.weights).is_file()

@@ -6,6 +6,7 @@ from tinker_atropos.contract_tests.control import check_control
 from tinker_atropos.contract_tests.environment import ContractViolated, check_environment
 from tinker_atropos.contract_tests.ledger import Ledger, LedgerViolated, check_ledger
 from tinker_atropos.contract_tests.state import check_state
+from tinker_atropos.contract_tests.trainer import check_trainer
 
 __all__ = [
     "ContractViolated",
@@ -15,4 +16,5 @@ __all__ = [
     "check_environment",
     "check_ledger",
     "check_state",
+    "check_trainer",
 ]

@@ -52,7 +52,13 @@ COMPLETIONS: tuple[Completion, ...] = (
 
 
 class ContractViolated(AssertionError):
-    """An environment broke its contract; the message says where and how."""
+    """A plugin broke its contract; the message says where and how."""
+
+
+def hold(true: bool, message: str) -> None:
+    """Raise `ContractViolated` with the message unless the condition is true."""
+    if not true:
+        raise ContractViolated(message)
 
 
 def check_environment(

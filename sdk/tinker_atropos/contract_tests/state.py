@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tinker_atropos.contract_tests.environment import ContractViolated
+from tinker_atropos.contract_tests.environment import ContractViolated, hold
 from tinker_atropos.trajectory import Group, PolicyRef, TaskRef
 
 SECONDS = 20.0  # for each part; none waits for anything but the state itself
@@ -36,28 +36,23 @@ async def check_state(make: Callable[[int], Awaitable[Any]]) -> None:
             ) from None
 
 
-def _hold(true: bool, message: str) -> None:
-    if not true:
-        raise ContractViolated(message)
-
-
 async def _queue(state: Any) -> None:
     fence = await state.fence()
     for id in ("a", "b", "c"):
-        _hold(await state.put(make_group(id)) == "accepted", f"put({id!r}) of a new group must be 'accepted'")
-    _hold(await state.put(make_group("a")) == "duplicate", "put of a known id must be 'duplicate'")
+        hold(await state.put(make_group(id)) == "accepted", f"put({id!r}) of a new group must be 'accepted'")
+    hold(await state.put(make_group("a")) == "duplicate", "put of a known id must be 'duplicate'")
     leased = [lease.group.id for lease in await state.lease(2, fence)]
-    _hold(leased == ["a", "b"], f"lease(2) must give the oldest first, got {leased}")
-    _hold(await state.put(make_group("a")) == "duplicate", "put of a leased id must be 'duplicate'")
+    hold(leased == ["a", "b"], f"lease(2) must give the oldest first, got {leased}")
+    hold(await state.put(make_group("a")) == "duplicate", "put of a leased id must be 'duplicate'")
     await state.commit(leased, fence)
-    _hold(await state.put(make_group("a")) == "duplicate", "put of a consumed id must be 'duplicate'")
+    hold(await state.put(make_group("a")) == "duplicate", "put of a consumed id must be 'duplicate'")
     await state.discard("c", "stale")
-    _hold(await state.put(make_group("c")) == "duplicate", "put of a discarded id must be 'duplicate'")
+    hold(await state.put(make_group("c")) == "duplicate", "put of a discarded id must be 'duplicate'")
     waiting = asyncio.create_task(state.lease(1, fence))
     await asyncio.sleep(0.01)
-    _hold(not waiting.done(), "lease must wait while there are too few groups")
+    hold(not waiting.done(), "lease must wait while there are too few groups")
     await state.put(make_group("d"))
-    _hold([lease.group.id for lease in await asyncio.wait_for(waiting, 5)] == ["d"], "a put must wake a waiting lease")
+    hold([lease.group.id for lease in await asyncio.wait_for(waiting, 5)] == ["d"], "a put must wake a waiting lease")
 
 
 async def _fencing(state: Any) -> None:
@@ -68,7 +63,7 @@ async def _fencing(state: Any) -> None:
     waiting = asyncio.create_task(state.lease(2, old))
     await asyncio.sleep(0.01)
     new = await state.fence()
-    _hold(new > old, "a newer epoch must have a higher fence")
+    hold(new > old, "a newer epoch must have a higher fence")
     calls: tuple[Callable[[], Awaitable[Any]], ...] = (
         lambda: waiting,
         lambda: state.lease(1, old),
@@ -80,8 +75,8 @@ async def _fencing(state: Any) -> None:
             await asyncio.wait_for(call(), 5)
         except FencedOut:
             continue
-        _hold(False, "an older epoch must be refused with FencedOut, also where it was waiting")
-    _hold(
+        hold(False, "an older epoch must be refused with FencedOut, also where it was waiting")
+    hold(
         [lease.group.id for lease in await state.lease(1, new)] == ["a"], "the newer epoch must get what the older left"
     )
 
@@ -94,42 +89,42 @@ async def _rewinding(state: Any) -> None:
     await state.commit(["a"], fence)
     await state.lease(1, fence)
     returned = [group.id for group in await state.rewind(fence)]
-    _hold(returned == ["b"], f"rewind must return what was leased and not committed, got {returned}")
+    hold(returned == ["b"], f"rewind must return what was leased and not committed, got {returned}")
     again = [lease.group.id for lease in await state.lease(2, fence)]
-    _hold(again == ["b", "c"], f"after a rewind the old order must hold, got {again}")
-    _hold(await state.put(make_group("b")) == "duplicate", "put of an id that a rewind gave back must be 'duplicate'")
+    hold(again == ["b", "c"], f"after a rewind the old order must hold, got {again}")
+    hold(await state.put(make_group("b")) == "duplicate", "put of an id that a rewind gave back must be 'duplicate'")
     await state.rewind(fence)
     await state.discard("b", "stale")
     again = [lease.group.id for lease in await state.lease(1, fence)]
-    _hold(again == ["c"], f"a discarded group must not come back, got {again}")
+    hold(again == ["c"], f"a discarded group must not come back, got {again}")
 
 
 async def _bound(state: Any) -> None:
     fence = await state.fence()
     await state.put(make_group("a"))
     await state.put(make_group("b"))
-    _hold(await state.put(make_group("c"), wait=0.01) == "blocked", "put beyond the cap must be 'blocked'")
+    hold(await state.put(make_group("c"), wait=0.01) == "blocked", "put beyond the cap must be 'blocked'")
     waiting = asyncio.create_task(state.put(make_group("c")))
     await state.lease(1, fence)
     await asyncio.sleep(0.01)
-    _hold(not waiting.done(), "a lease frees no room before its commit: the group may come back")
+    hold(not waiting.done(), "a lease frees no room before its commit: the group may come back")
     await state.commit(["a"], fence)
-    _hold(await asyncio.wait_for(waiting, 5) == "accepted", "a commit must let a blocked put go on")
+    hold(await asyncio.wait_for(waiting, 5) == "accepted", "a commit must let a blocked put go on")
     waiting = asyncio.create_task(state.put(make_group("d")))
     await asyncio.sleep(0.01)
-    _hold(not waiting.done(), "a put beyond the cap must wait")
+    hold(not waiting.done(), "a put beyond the cap must wait")
     await state.discard("b", "stale")
-    _hold(await asyncio.wait_for(waiting, 5) == "accepted", "a discard must let a blocked put go on")
+    hold(await asyncio.wait_for(waiting, 5) == "accepted", "a discard must let a blocked put go on")
 
 
 async def _publishing(state: Any) -> None:
     refs = [PolicyRef("run", 0, step, f"test://{step}") for step in range(2)]
     await state.publish(refs[0])
     watch = state.watch()
-    _hold(await anext(watch) == refs[0], "watch must give the newest policy first")
+    hold(await anext(watch) == refs[0], "watch must give the newest policy first")
     following = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0.01)
-    _hold(not following.done(), "watch must wait for a newer policy")
+    hold(not following.done(), "watch must wait for a newer policy")
     await state.publish(refs[1])
-    _hold(await asyncio.wait_for(following, 5) == refs[1], "watch must give each newer policy")
+    hold(await asyncio.wait_for(following, 5) == refs[1], "watch must give each newer policy")
     await watch.aclose()

@@ -17,6 +17,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 from tinker_atropos.errors import CheckpointError, ConfigError, RunError, TrainerError, UpdateUncertain, UserError
+from tinker_atropos.testing import check_trainer
 from tinker_atropos.trainer import Checkpoint, RunSpec, Trainer, Update
 from tinker_atropos.trajectory import (
     Batch,
@@ -107,6 +108,11 @@ async def test_the_trainer_keeps_the_contract(server: Any, tiny_model: Path, tmp
         assert update.metrics["train/tokens"] == 32
         assert update.metrics["train/logprob_mismatch_max"] < 1e-3
         await as_contract.release(ref)
+
+
+async def test_the_contract_test_of_trainers_passes(server: Any, tiny_model: Path) -> None:
+    settings = {"base_url": server.url, "lora_rank": 4, "learning_rate": 1e-2}
+    await check_trainer(SPEC, config=settings, model=str(tiny_model))
 
 
 async def test_what_was_rewarded_becomes_likelier_and_what_was_not_less(
