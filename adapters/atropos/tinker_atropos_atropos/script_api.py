@@ -59,7 +59,9 @@ class OpenRemote(Protocol):
 
 def serve_here(endpoint: PolicyEndpoint, sink: GroupSink, *, host: str, port: int) -> AbstractAsyncContextManager[Api]:
     """Serve the trajectory API of this distribution in this process."""
-    raise NotImplementedError("the trajectory API is not joined to scripts yet")
+    from tinker_atropos_atropos.script_serving import serve_for_scripts
+
+    return serve_for_scripts(endpoint, sink, host=host, port=port)
 
 
 def open_remote(config: AtroposConfig, token: str | None) -> RemoteState:

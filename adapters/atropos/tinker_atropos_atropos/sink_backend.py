@@ -136,7 +136,7 @@ class SinkBackend:
         self._latest = arrival.group
         if converted.discard is not None:
             self._count("discarded: " + converted.discard, converted.counts)
-            self._sink.discard(converted.group, converted.discard)
+            await self._sink.discard(converted.group, converted.discard)
             return {"status": "received", "discarded": converted.discard}
         put = await self._sink.put(converted.group, wait=max(0.0, deadline - time.monotonic()))
         if put == "blocked":
