@@ -229,7 +229,7 @@ def read_run(folder: Path, outcome: Outcome) -> None:
 
     if not folder.is_dir():
         return
-    outcome.steps = len(RunFolder(folder).read_metrics())
+    outcome.steps = int(max((row["step"] for row in RunFolder(folder).read_metrics()), default=0))
     for path in sorted((folder / "rollouts").glob("*.jsonl.gz")):
         for record in read_records(path):
             trained = record["outcome"] == "trained"

@@ -1,4 +1,4 @@
-"""An interpreter's packages are looked at before anything starts; a script's process gets nothing that is not its own."""
+"""An interpreter's packages are looked at before anything starts; a script gets nothing that is not its own."""
 
 from __future__ import annotations
 
