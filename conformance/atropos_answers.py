@@ -11,7 +11,7 @@ import json
 import random
 import re
 
-from atropos_data import weather_call
+from conformance.atropos_data import weather_call
 
 GUESS = " ".join([*(str(n) for n in range(30)), "yes no true false True False A B C D E a b c d e red blue"])
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the modules beside this one
 
 EXTRA_PINS = ("reasoning_gym==0.1.25",)
 STEPS, GROUP, BATCH = 2, 4, 8
@@ -116,8 +116,9 @@ class ScriptedSampler:
 
     async def _scored(self, text: str, prompt: Any, params: Any, place: int) -> Any:
         import numpy as np
-        from atropos_answers import answer
         from tinker_atropos import Sample
+
+        from conformance.atropos_answers import answer
 
         tokenizer = self.tokenizer()
         chosen = tokenizer.encode(answer(text, place, self._draw), add_special_tokens=False)
@@ -284,7 +285,7 @@ def main() -> int:
 
 
 def run_all(cases: Sequence[Case], checkout: Path, folder: Path) -> int:
-    import atropos_data
+    from conformance import atropos_data
 
     atropos_data.write(folder / "data")
     write_model(folder / "model")

@@ -425,7 +425,9 @@ def _check_sizes(config: Config) -> None:
         raise ConfigError(f"rollout.min_group_size: {least} is more than env.group_size {size}")
 
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    TinkerAtroposConfig: Any
+else:
 
     def __getattr__(name: str) -> Any:
         """Find what the original kept here; see `compat`."""

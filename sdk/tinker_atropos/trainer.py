@@ -187,7 +187,9 @@ class TrainerSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    TinkerAtroposTrainer: Any
+else:
 
     def __getattr__(name: str) -> Any:
         """Find what the original kept here; see `compat`."""

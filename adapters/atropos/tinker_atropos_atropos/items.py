@@ -76,7 +76,7 @@ class MemoryItems:
 
     async def waiting(self) -> list[StoredItem]:
         count = len(self._state)
-        return [cast(Any, group) for group in self._state.pending()[-count:]] if count else []
+        return [cast(Any, group) for group in (await self._state.pending())[-count:]] if count else []
 
     async def load_notes(self) -> bytes | None:
         return self._notes

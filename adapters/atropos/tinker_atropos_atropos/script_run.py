@@ -57,6 +57,7 @@ class ScriptEnvironment:
 
         Raises `RunError` where one ends before the last step, or is silent for too long, with the end of its log.
         """
+        await endpoint.ready()
         counting = CountingSink(sink, self._clock)
         for interpreter in {found.path: found for found in self._interpreters.values()}.values():
             for line in warnings_about(interpreter):

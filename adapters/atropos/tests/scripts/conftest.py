@@ -68,7 +68,10 @@ class FakeEndpoint:
     tokenizer = "/models/tiny"
     context_length: int | None = 512
 
-    def prove(self, tokens: Any) -> Any:
+    async def ready(self) -> None:
+        pass
+
+    def prove(self, tokens: Any, logprobs: Any = None) -> Any:
         raise NotImplementedError
 
 

@@ -53,7 +53,10 @@ class FakeInference:
         self.requests[request.path] += 1
         return web.json_response({}, status=404)
 
-    def prove(self, tokens: Any) -> Proven:
+    async def ready(self) -> None:
+        pass
+
+    def prove(self, tokens: Any, logprobs: Any = None) -> Proven:
         return Proven(np.ones(len(tokens), bool), np.full(len(tokens), -0.5, np.float32), (REF,), ("stop",))
 
 
