@@ -283,11 +283,23 @@ class Served:
 
 
 @pytest.fixture
+def until() -> Callable[[Callable[[], bool]], Any]:
+    """Wait for something to become true."""
+
+    async def wait(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
 def fake_policy() -> type[FakePolicy]:
     return FakePolicy
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fake_source() -> type[FakeSource]:
     return FakeSource
 
