@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from tinker_atropos.external import GroupSink, PolicyEndpoint, RunInfo
-from tinker_atropos.state import State
 
 from tinker_atropos_atropos.script_config import AtroposConfig
 from tinker_atropos_atropos.script_watch import Seen
@@ -33,15 +32,25 @@ class StartApi(Protocol):
         ...
 
 
-class RemoteState(State, Protocol):
-    """The State behind a trajectory API elsewhere. Its calls raise `TransientError` where the API does not answer."""
+class RemoteState(Protocol):
+    """The State behind a trajectory API elsewhere; beside this it is a `tinker_atropos.state.State` of groups.
 
-    async def join(self, endpoint: PolicyEndpoint, info: RunInfo) -> None:
-        """Register as the trainer; from now on posted groups are proven by `endpoint`."""
+    Its calls are patient with an API that does not answer, but for `observe`.
+    """
+
+    def begin(self, info: RunInfo) -> None:
+        """Take the sizes that the API is told; called before the first epoch."""
         ...
 
-    async def tell(self, step: int) -> Mapping[str, Seen]:
-        """Tell the optimiser steps done; return what was seen of each environment."""
+    async def join(self, endpoint: PolicyEndpoint) -> None:
+        """From now on posted groups are proven by `endpoint`."""
+        ...
+
+    async def observe(self) -> tuple[Seen, int]:
+        """Return what was seen of the environments together, and how many trajectories wait there.
+
+        Raises `TransientError` where the API does not answer.
+        """
         ...
 
     async def close(self) -> None:
@@ -66,4 +75,6 @@ def serve_here(endpoint: PolicyEndpoint, sink: GroupSink, *, host: str, port: in
 
 def open_remote(config: AtroposConfig, token: str | None) -> RemoteState:
     """Return the State behind the trajectory API at `config.api_url`, whose protocol is that of this distribution."""
-    raise NotImplementedError("the trajectory API is not joined to its remote clients yet")
+    from tinker_atropos_atropos.script_state import RemoteGroups
+
+    return RemoteGroups(config, token)
