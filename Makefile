@@ -31,7 +31,7 @@ help:
 	@echo "make bench             performance, beside the peers"
 	@echo "make bench-humanoid    environment steps/s of Humanoid beside MuJoCo alone, Gymnasium and EnvPool"
 	@echo "make bench-quickstart  learning: three seeds, and a learning rate of 0"
-	@echo "make conformance       tinker-cookbook's own loops against the local Tinker server"
+	@echo "make conformance       tinker-cookbook's own loops; Atropos scripts, if ATROPOS_CHECKOUT names a checkout"
 	@echo "make clean             remove $(VENV), dist and caches; runs stay"
 
 setup: $(STAMP)
@@ -76,6 +76,7 @@ bench-humanoid: setup
 
 conformance: setup
 	$(BIN)/python conformance/cookbook.py
+	$(BIN)/python conformance/atropos_scripts.py $(ARGS)
 
 bench-quickstart: setup
 	$(BIN)/python benchmarks/learning.py $(ARGS)
