@@ -32,10 +32,18 @@ STEPS, GROUP, BATCH = 2, 4, 8
 CONTEXT = 16384
 """Tokens: the tiny model's are bytes, and the tool prompts are long."""
 CASE_SECONDS = 900
+TURN_ENDS = "{{ '<|im_end|>' + '\n' }}"
 CHAT = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}ENDS{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+TEMPLATES = {
+    "chatml": CHAT.replace("ENDS", TURN_ENDS),
+    # A last message of the agent's stays open. One script begins the agent's message itself and samples its rest. Under
+    # plain ChatML that message is closed before anything is sampled, so that what is posted later is not what the
+    # policy continued: it would all be unproven, and is then masked.
+    "open agent": CHAT.replace("ENDS", "{% if not (loop.last and m['role'] == 'agent') %}" + TURN_ENDS + "{% endif %}"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Case:
     scripts: tuple[str, ...]
     arguments: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    template: str = "chatml"
 
 
 CASES = (
@@ -65,6 +74,7 @@ CASES = (
         "blackjack_thinking",
         "lists of groups, no log-probabilities",
         ("game_environments/gymnasium/blackjack/blackjack_env_thinking.py",),
+        template="open agent",
     ),
     Case(
         "word_hunt",
@@ -147,14 +157,13 @@ def run_with_scripted_sampler(arguments: Sequence[str]) -> None:
     main(list(arguments))
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, template: str) -> None:
     from tinker_atropos_local_tinker.tiny_model import make_tokenizer, write_tiny_model
 
     write_tiny_model(folder, context=CONTEXT)
     tokenizer = make_tokenizer()
-    tokenizer.chat_template = CHAT
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    return folder
 
 
 def build_interpreter(folder: Path) -> Path:
@@ -185,7 +194,14 @@ def command(case: Case, checkout: Path, python: Path, folder: Path) -> list[str]
     ]
     line = ["run", "--trainer", "tinker", "--local", "--yes", "--steps", str(STEPS)]
     line += ["--group-size", str(GROUP), "--batch-size", str(BATCH), "--lora-rank", "8", "--seed", "1"]
-    line += ["--model", str(folder / "model"), "--output", str(folder / "runs"), "--name", case.name]
+    line += [
+        "--model",
+        str(folder / "models" / case.template.replace(" ", "-")),
+        "--output",
+        str(folder / "runs"),
+        "--name",
+        case.name,
+    ]
     for script in case.scripts:
         line += ["--env", f"atropos:{checkout / 'environments' / script}"]
     keys = [setting.partition("=")[0] for setting in settings]
@@ -288,7 +304,8 @@ def run_all(cases: Sequence[Case], checkout: Path, folder: Path) -> int:
     from conformance import atropos_data
 
     atropos_data.write(folder / "data")
-    write_model(folder / "model")
+    for name in {case.template for case in cases}:
+        write_model(folder / "models" / name.replace(" ", "-"), TEMPLATES[name])
     python = build_interpreter(folder / "scripts-venv")
     outcomes = []
     for case in cases:
