@@ -56,6 +56,7 @@ class Case:
     arguments: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     template: str = "chatml"
+    steps: int = STEPS
 
 
 CASES = (
@@ -82,7 +83,12 @@ CASES = (
         ("community/word_hunt/word_hunt_env.py",),
         arguments=("--env.dictionary_path", "{data}/words.txt"),
     ),
-    Case("gsm8k+regex", "two scripts", ("gsm8k_server.py=2", "community/regex_generation/regex_env.py=1")),
+    Case(
+        "gsm8k+regex",
+        "two scripts",
+        ("gsm8k_server.py=2", "community/regex_generation/regex_env.py=1"),
+        steps=6,  # the one that starts sooner fills the first two
+    ),
 )
 
 
@@ -96,12 +102,14 @@ class Outcome:
     steps: int = 0
     groups: Counter[str] = field(default_factory=Counter)  # by what became of them
     tokens: Counter[str] = field(default_factory=Counter)  # trained, and masked by reason
+    scripts: Counter[str] = field(default_factory=Counter)  # groups that were trained on, by script
     said: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether it trained its steps, and on something."""
-        return self.code == 0 and self.steps == STEPS and self.tokens["trained"] > 0
+        """Whether it trained its steps, and on something of every script."""
+        all_took_part = len(self.scripts) == len(self.case.scripts)
+        return self.code == 0 and self.steps == self.case.steps and self.tokens["trained"] > 0 and all_took_part
 
 
 class ScriptedSampler:
@@ -192,7 +200,7 @@ def command(case: Case, checkout: Path, python: Path, folder: Path) -> list[str]
         *case.settings,
         *([f"env.args=[{', '.join(arguments)}]"] if arguments else []),
     ]
-    line = ["run", "--trainer", "tinker", "--local", "--yes", "--steps", str(STEPS)]
+    line = ["run", "--trainer", "tinker", "--local", "--yes", "--steps", str(case.steps)]
     line += ["--group-size", str(GROUP), "--batch-size", str(BATCH), "--lora-rank", "8", "--seed", "1"]
     line += [
         "--model",
@@ -251,6 +259,8 @@ def read_run(folder: Path, outcome: Outcome) -> None:
         for record in read_records(path):
             trained = record["outcome"] == "trained"
             outcome.groups["trained" if trained else record["reason"] or record["outcome"]] += 1
+            if trained:
+                outcome.scripts[record["task"]["split"]] += 1
             for trajectory in record["trajectories"]:
                 if trained:
                     sampled = sum(sum(segment["mask"]) for segment in trajectory["segments"])
@@ -262,7 +272,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
     rows = [("script", "what it covers", "", "s", "steps", "groups", "tokens")]
     for outcome in outcomes:
         posted = sum(outcome.groups.values())
-        groups = f"{posted} posted: " + ", ".join(f"{n} {what}" for what, n in sorted(outcome.groups.items()))
+        by = ""
+        if len(outcome.scripts) > 1:
+            by = f" ({', '.join(f'{n} of {name}' for name, n in sorted(outcome.scripts.items()))})"
+        groups = f"{posted} posted: " + ", ".join(f"{n} {what}" for what, n in sorted(outcome.groups.items())) + by
         tokens = ", ".join(f"{n:,} {what}" for what, n in sorted(outcome.tokens.items(), reverse=True))
         verdict = "ok" if outcome.passed else f"FAIL ({outcome.code})"
         seconds = f"{outcome.seconds:.0f}"
