@@ -147,10 +147,16 @@ def parse_reference(text: str) -> dict[str, object]:
 
 
 def script_names(scripts: tuple[Script, ...]) -> list[str]:
-    """Return one name for each script, no two alike: its own, else its file's; `-2`, `-3` where one comes again."""
+    """Return one name for each script, no two alike: its own, else its file's; `-2`, `-3` where one comes again.
+
+    They name files as well, so what a file's name can't have becomes `_`.
+    """
     names: list[str] = []
     for script in scripts:
-        wanted = script.name or script.path.stem
+        wanted = "".join(
+            letter if letter.isalnum() or letter in "-_." else "_" for letter in script.name or script.path.stem
+        ).lstrip(".")[:80]
+        wanted = wanted or "script"
         name, count = wanted, 1
         while name in names:
             count += 1

@@ -16,6 +16,9 @@ from tinker_atropos.errors import ConfigError, RunError
 from tinker_atropos_atropos import script_guard
 
 TAIL_BYTES = 65536
+LOG_BYTES = 32 * 1024**2
+"""At these a log begins anew, and the one before is kept: Atropos writes several lines ten times a second."""
+
 GUARD_SECONDS = 10.0
 """Beyond a script's own time to end, for its guard to find the orphans."""
 
@@ -40,7 +43,8 @@ class ScriptProcess:
         try:
             with self.log.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
-                file.seek(max(self._start, end - TAIL_BYTES))
+                start = self._start if self._start <= end else 0  # it began anew
+                file.seek(max(start, end - TAIL_BYTES))
                 raw = file.read()
         except OSError:
             return []
@@ -83,6 +87,7 @@ def start_script(
     start = output.tell()
     read_end, write_end = os.pipe()  # neither is inherited by other children: Python closes them on exec
     guard = [sys.executable, "-I", "-S", str(Path(script_guard.__file__)), str(read_end), str(stop_seconds)]
+    guard += [str(log.absolute()), str(LOG_BYTES)]
     try:
         process = subprocess.Popen(
             [*guard, *command],

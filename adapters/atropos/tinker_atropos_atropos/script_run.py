@@ -80,7 +80,7 @@ class ScriptEnvironment:
         written = script_configuration(joined, endpoint, sink.info, api_url, self._own[name])
         for note in written.notes:
             sink.say(f"note: {note}")
-        file, log = (sink.info.folder.absolute() / "scripts" / f"{_file_name(name)}.{end}" for end in ("yaml", "log"))
+        file, log = (sink.info.folder.absolute() / "scripts" / f"{name}.{end}" for end in ("yaml", "log"))
         _write(file, write_yaml(written.content))
         command = [self._interpreters[name].path, str(script.path.expanduser().absolute()), "serve"]
         command += ["--config", str(file), *self.config.args, *script.args]
@@ -151,10 +151,6 @@ def _write(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunError(f"{file} can't be written: {error.strerror or error}") from error
-
-
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).lstrip(".") or "script"
 
 
 def _lacks(tail: list[str], python: str) -> str:

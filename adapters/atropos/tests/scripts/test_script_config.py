@@ -52,6 +52,11 @@ def test_several_references_are_several_scripts() -> None:
     assert script_names(config.scripts) == ["a", "b", "a-2"]
 
 
+def test_names_are_also_names_of_files() -> None:
+    names = [{"path": "x.py", "name": name} for name in ("a/b", "a_b", "../..", "ü m", "…", "a" * 300)]
+    assert script_names(settings(scripts=names).scripts) == ["a_b", "a_b-2", "_..", "ü_m", "_", "a" * 80]
+
+
 @pytest.mark.parametrize(
     "argument",
     [

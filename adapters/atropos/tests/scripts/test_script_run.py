@@ -202,3 +202,37 @@ def test_wrong_interpreters_and_files_are_refused(tmp_path: Path, write_script: 
         make_environment(tmp_path / "gone.py")
     with pytest.raises(ConfigError, match="is a folder"):
         make_environment(tmp_path)
+
+
+async def test_a_log_begins_anew_before_it_fills_the_disk(
+    write_script: Any, make_environment: Any, endpoint: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinker_atropos_atropos.script_process.LOG_BYTES", 200_000)
+    path = write_script("for number in range(20_000):\n    print(number, 'x' * 100)\nprint('the end'); sys.exit(5)")
+    with pytest.raises(RunError, match="the end"):
+        await make_environment(path).run(endpoint, sink)
+    log = sink.info.folder / "scripts" / "some_env.log"
+    assert log.stat().st_size <= 200_000
+    assert Path(f"{log}.1").stat().st_size <= 200_000
+
+
+async def test_a_script_that_talks_while_it_is_ended_is_ended(
+    write_script: Any, make_environment: Any, endpoint: Any, sink: Any, until: Any
+) -> None:
+    path = write_script(
+        """
+        import signal
+        def talk(*_):
+            for _ in range(10_000):
+                print("y" * 100)
+            os._exit(0)
+        signal.signal(signal.SIGTERM, talk)
+        register()
+        post("/scored_data", {"env_id": 0, "scores": [0.0, 1.0]})
+        time.sleep(600)
+        """
+    )
+    task = asyncio.create_task(make_environment(path).run(endpoint, sink))
+    await until(lambda: sink.groups, task)
+    await cancelled(task)
+    assert (sink.info.folder / "scripts" / "some_env.log").stat().st_size > 900_000
