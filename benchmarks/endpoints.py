@@ -207,7 +207,10 @@ def main() -> int:
     if asked.serve is not None:
         serve(asked.serve, asked.core)
         return 0
-    print(f"/generate (SGLang), {CLIENTS} clients, server on one core, a policy that answers at once", flush=True)
+    busy = f"load average before {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores"
+    print(
+        f"/generate (SGLang), {CLIENTS} clients, server on one core, a policy that answers at once; {busy}", flush=True
+    )
     found = [measure(*shape, asked.seconds) for shape in SHAPES]
     rate, p99 = found[0]
     met = rate >= TARGET_RATE and p99 <= TARGET_P99_MS

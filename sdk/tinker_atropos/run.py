@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from tinker_atropos.rollout.external import ExternalProduction
 from tinker_atropos.rollout.plan import check_environment_splits, load_tokenizer, make_environment
 from tinker_atropos.rollout.production import EpisodeProduction, Production
 from tinker_atropos.run_folder import RunFolder, latest_manifest
-from tinker_atropos.state import MemoryState, State
+from tinker_atropos.state import MemoryState, State, open_state
 from tinker_atropos.supervise import Stopped
 from tinker_atropos.text_training import TextTraining
 from tinker_atropos.trainer import Checkpoint
+from tinker_atropos.trajectory import Group
 
 __all__ = ["Finished", "Stopped", "run"]
 
@@ -79,10 +80,14 @@ async def run(
     environment = make_environment(config) if environment is None else environment
     try:
         production = await _production(config, environment)
-        with _held(folder, config, resume=resume):
-            return await _attempts(
-                progress, folder, _attempt(config, progress, folder, production, registry, stop), _measure(config)
-            )
+        async with _state(config, production, progress, fresh=not resume) as kept:
+
+            def begin() -> TextTraining:
+                state: State[Group] = MemoryState(production.cap()) if kept is None else kept
+                return TextTraining(config, progress, folder, production, state, registry, stop)
+
+            with _held(folder, config, resume=resume):
+                return await _attempts(progress, folder, begin, _measure(config))
     finally:
         await _close(environment)
 
@@ -94,24 +99,26 @@ async def _production(config: Config, environment: Any) -> Production:
     return EpisodeProduction(config, environment, test_tasks, await asyncio.to_thread(load_tokenizer, config))
 
 
-def _attempt(
-    config: Config,
-    progress: Progress,
-    folder: RunFolder,
-    production: Production,
-    registry: Registry,
-    stop: asyncio.Event,
-) -> Callable[[], TextTraining]:
-    """Return what begins an attempt. Groups that nobody could make again outlive it, in one state for all."""
+@asynccontextmanager
+async def _state(
+    config: Config, production: Production, progress: Progress, *, fresh: bool
+) -> AsyncIterator[State[Group] | None]:
+    """Yield the state that all attempts share; None: each has one of its own, in memory, as groups can be made anew."""
     kept = production.state()
-    if kept is None and production.lasting:
-        kept = MemoryState(production.cap())
-
-    def begin() -> TextTraining:
-        state: State = MemoryState(production.cap()) if kept is None else kept
-        return TextTraining(config, progress, folder, production, state, registry, stop)
-
-    return begin
+    if kept is None and (production.lasting or config.run.state != "memory"):
+        kept = await open_state(config.run.state, config.name, production.cap(), say=progress.say)
+        left = len(await kept.pending()) if fresh and kept.durable else 0
+        if left:
+            await kept.close()
+            raise ConfigError(
+                f"run.state: {config.run.state} holds {left} groups of a run called {config.name!r} already; continue "
+                "that with --resume, or choose another --name"
+            )
+    try:
+        yield kept
+    finally:
+        if kept is not None:
+            await kept.close()
 
 
 def check_folder(config: Config, *, resume: bool) -> None:

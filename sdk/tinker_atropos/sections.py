@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -28,7 +29,21 @@ class RunSection(Section):
         False,
         description="a request's samples form a batch of their own (slower): at max_staleness 0 a seed gives one run",
     )
+    state: str = Field(
+        "memory",
+        description="where groups wait for the trainer: memory, or redis://host:port/0, which outlives this process",
+    )
     previews: int = Field(3, ge=0, description="test problems shown before and after training; 0: none")
+
+    @field_validator("state")
+    @classmethod
+    def _no_secret(cls, value: str) -> str:
+        if urlsplit(value).password:
+            raise ValueError(
+                "a password does not belong into a file; leave it out here and put it into the environment variable "
+                "TINKER_ATROPOS_REDIS_PASSWORD"
+            )
+        return value
 
     @field_validator("output")
     @classmethod

@@ -32,7 +32,7 @@ class TextTraining:
         progress: Progress,
         folder: RunFolder,
         production: Production,
-        state: State,
+        state: State[Group],
         registry: Registry,
         stop: asyncio.Event,
     ) -> None:
@@ -103,11 +103,14 @@ class TextTraining:
                 await self._leave_unfinished(source)
 
     async def _take_over(self) -> int:
-        """Begin an epoch: what the newest manifest consumed is gone, all else waits again."""
+        """Begin an epoch: what the newest manifest consumed is gone, all else waits again, or is made anew."""
         fence = await self.state.fence()
         if self.attempt.manifest is not None:
             await self.state.commit(self.attempt.manifest.consumed, fence)
         await self.state.rewind(fence)
+        if not self.production.lasting:
+            for group in await self.state.pending():
+                await self.state.discard(group.id, "made anew", fence=fence)
         return fence
 
     async def _follow(self, source: GroupSource) -> None:
@@ -205,7 +208,7 @@ class TextTraining:
         source.taken(groups)
         return tuple(sorted(groups, key=lambda group: source.ordinal(group.id)))
 
-    def _unfit(self, leased: Leased) -> str:
+    def _unfit(self, leased: Leased[Group]) -> str:
         refs = [ref for trajectory in leased.group.trajectories for ref in trajectory.policies]
         if not all(self.attempt.alive(ref) for ref in refs):
             return "dead_policy"

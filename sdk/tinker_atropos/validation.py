@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from tinker_atropos.errors import ConfigError, PluginError, TinkerAtroposError, 
 Model = TypeVar("Model", bound=BaseModel)
 
 MOST_NESTED = 50
+SECRET = re.compile(r"(://[^/\s:@]*:)[^/\s]*(@)")
 
 
 def validate(
@@ -100,7 +102,9 @@ def _problem(path: str, model: type[BaseModel], entry: Any, origins: Mapping[str
     if entry["type"] == "missing":
         return f"{where}: not given, and there is no default"
     got = entry["input"]
-    shown = repr(got) if len(repr(got)) <= 60 else repr(got)[:57] + "…"
+    # A password that stands in an address, as in redis://user:secret@host, is shown to nobody.
+    whole = SECRET.sub(r"\1…\2", repr(got))
+    shown = whole if len(whole) <= 60 else whole[:57] + "…"
     if entry["type"] == "value_error":  # raised by the model itself, which says all there is to say
         said = str(entry["ctx"]["error"])
         return f"{where}: {said}" if isinstance(got, Mapping) else f"{where}: {said}, got {shown}{origin}"

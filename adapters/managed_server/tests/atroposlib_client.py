@@ -91,6 +91,27 @@ async def openai(kind: str, url: str, tokenizer: str) -> Any:
     }
 
 
+async def share(kind: str, url: str, tokenizer: str) -> Any:
+    """Chats of one turn and of three, then the trainer's tokens by atroposlib's own function."""
+    server = manager("openai", url, tokenizer)
+    theirs = AutoTokenizer.from_pretrained(tokenizer)
+    questions = ["Name three animals.", "What is the capital of Italy?", "Write a short poem about rain."]
+    single: list[Any] = []
+    multi: list[Any] = []
+    for question in questions:
+        messages = [{"role": "user", "content": question}]
+        chat = await server.chat_completion(messages=messages, n=8, max_tokens=32, temperature=1.0)
+        for choice in chat.choices:
+            whole = [*messages, {"role": "assistant", "content": choice.message.content}]
+            single.append(tokenize_for_trainer(theirs, whole, finish_reason=choice.finish_reason)["tokens"])
+        for _ in range(3):
+            turn = await server.chat_completion(messages=messages, n=1, max_tokens=32, temperature=1.0)
+            messages.append({"role": "assistant", "content": turn.choices[0].message.content})
+            messages.append({"role": "user", "content": "Go on."})
+        multi.append(tokenize_for_trainer(theirs, messages[:-1], train_on_all_assistant_turns=True)["tokens"])
+    return {"single": single, "multi": multi}
+
+
 async def trl(kind: str, url: str, tokenizer: str) -> Any:
     config = APIServerConfig(model_name=tokenizer, base_url=url.removesuffix("/v1"), server_type="trl")
     server = ServerManager([config])
@@ -103,11 +124,11 @@ async def tools(kind: str, url: str, tokenizer: str) -> Any:
 
     client = AsyncOpenAI(base_url=url, api_key="x", max_retries=0)
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    chat = await client.chat.completions.create(model="policy", messages=HI, tools=[tool])  # type: ignore[arg-type]
+    chat = await client.chat.completions.create(model="policy", messages=HI, tools=[tool])
     message = chat.choices[0].message
-    stream = await client.chat.completions.create(model="policy", messages=HI, stream=True)  # type: ignore[arg-type]
+    stream = await client.chat.completions.create(model="policy", messages=HI, stream=True)
     texts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
-    call = message.tool_calls[0].function  # type: ignore[index, union-attr]
+    call = message.tool_calls[0].function
     return {
         "name": call.name,
         "arguments": call.arguments,

@@ -25,7 +25,7 @@ class ServerOverHttp(ServerHarness):
         Path(os.environ["ATROPOSLIB_REPLIES"]).write_text(json.dumps(said))
         client = SGLangServer.__new__(SGLangServer)
         client.config = APIServerConfig(base_url=os.environ["ATROPOSLIB_URL"], api_key="x", timeout=30)
-        client.tokenizer = self.tokenizer  # type: ignore[attr-defined]
+        client.tokenizer = self.tokenizer
         options = {**kwargs, "model": "policy", "n": len(tokens)}
         prompt, output, found, ends = await client._tokens_and_logprobs_completion_wrapper(**options)
         # Log-probabilities are float32 here; the tests compare with what they wrote.

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -136,7 +137,7 @@ def bodies(path):
 def address(tokenizers, fake_policy, fake_source):
     """A server in a thread of its own; its log must show no defect at the end."""
     started, ended = threading.Event(), threading.Event()
-    found = {}
+    found: dict[str, Any] = {}
 
     async def run():
         policy = fake_policy(tokenizers("tools"), ["one; two<|im_end|>", [300, 301], [], "<tool_call>{<|im_end|>"])

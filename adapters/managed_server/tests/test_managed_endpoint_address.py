@@ -129,7 +129,7 @@ async def test_an_error_in_the_block_comes_out_and_the_port_is_free(fake_source)
 
 
 async def test_a_first_policy_that_cannot_be_opened_is_said(fake_source, fake_policy):
-    class Broken(fake_policy):
+    class Broken(fake_policy):  # type: ignore[valid-type, misc]
         def tokenizer(self):
             raise RunError("no tokenizer here")
 

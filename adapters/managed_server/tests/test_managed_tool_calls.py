@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -122,7 +123,7 @@ def test_the_form_is_the_one_that_the_template_shows():
 
 
 def test_templates_get_arguments_as_objects():
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "no json"}}]},
     ]

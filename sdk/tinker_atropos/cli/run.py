@@ -31,6 +31,7 @@ SHORT = {
     "learning_rate": "trainer.learning_rate",
     "lora_rank": "trainer.lora_rank",
     "seed": "run.seed",
+    "state": "run.state",
     "output": "run.output",
     "name": "run.name",
 }
@@ -106,6 +107,7 @@ def _hint(typed: list[str]) -> str:
 @_option("--learning-rate", type=float, help="Default: by model size.")
 @_option("--lora-rank", type=int, help="Rank of the LoRA adapter.")
 @_option("--seed", type=int, help="Seed of tasks, sampling and initial weights.")
+@_option("--state", help="Where groups wait: memory, or redis://host:port/0.  [default: memory]")
 @_option("--output", type=click.Path(), help="Folder of run folders.  [default: runs]")
 @_option("--name", help="Name of this run's folder.")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Any other setting; repeatable.")

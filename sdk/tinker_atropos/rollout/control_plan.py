@@ -22,7 +22,7 @@ FOR_TEXT = {
         "adapter max_filtered_groups max_failed_groups max_tokens max_turns temperature top_p top_k episode_timeout "
         "episode_retries min_group_size context_overflow eval_tasks eval_temperature show_every"
     ),
-    "run": "previews",
+    "run": "previews state",
 }
 FOR_CONTROL = {"env": "shards", "rollout": "workers eval_episodes max_broken_episodes"}
 # What our own rollout of episodes reads, and an environment that drives itself decides alone.

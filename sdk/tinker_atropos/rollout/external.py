@@ -45,9 +45,9 @@ class ExternalProduction:
         interval = self._config.trainer.save_checkpoint_interval or self._config.env.total_steps
         return (self._config.max_staleness + 2 + interval) * self._config.env.batch_size
 
-    def state(self) -> State | None:
+    def state(self) -> State[Group] | None:
         """Return the environment's own state, if it has one."""
-        own: State | None = getattr(self._environment, "state", None)
+        own: State[Group] | None = getattr(self._environment, "state", None)
         return own
 
     async def open(self, pool: PolicyPool) -> None:
@@ -94,7 +94,7 @@ class ExternalProduction:
 class Sink:
     """A `GroupSink` over the state: at most `room` trajectories wait, so that what is trained on is fresh."""
 
-    def __init__(self, state: State, info: RunInfo, room: int, pool: PolicyPool, context: SourceContext) -> None:
+    def __init__(self, state: State[Group], info: RunInfo, room: int, pool: PolicyPool, context: SourceContext) -> None:
         self.info = info
         self.numbers: dict[str, float] = {}
         self._state, self._room, self._pool, self._context = state, room, pool, context

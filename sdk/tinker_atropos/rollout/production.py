@@ -25,7 +25,7 @@ class SourceContext:
     """What a source of groups is joined to in one attempt. `cursor` None: the run's beginning."""
 
     pool: PolicyPool
-    state: State
+    state: State[Group]
     folder: Path
     lineage: int
     first_step: int
@@ -48,7 +48,7 @@ class Production(Protocol):
         """Return how many groups the state must hold, waiting and leased."""
         ...
 
-    def state(self) -> State | None:
+    def state(self) -> State[Group] | None:
         """Return the state that the groups come in, where that is not for the run to choose."""
         ...
 
