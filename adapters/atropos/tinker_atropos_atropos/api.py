@@ -35,7 +35,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 SMALL_BODY = 64 * 1024
 """Bytes of a document that is no group; also up to where a group is decoded on the event loop."""
 BODY_SECONDS = 60.0
-READING = 16
+READING = 64
 """Bodies of groups that are read at one time."""
 CHUNK = 256 * 1024
 RETRY_AFTER = 5
@@ -169,10 +169,19 @@ class _Routes:
         await self._backend.room(self._settings.hold)
         async with self._reading:
             body, packed = await self._body(request)
-            decode = functools.partial(_arrivals, body, packed, self._settings.max_plain, many, key)
-            arrivals = await self._in_thread(decode) if packed or len(body) > SMALL_BODY else decode()
-            del body, decode
-        return await self._backend.put(arrivals, max(0.0, deadline - loop.time()))
+            prepare = functools.partial(self._prepare, body, packed, many, key)
+            prepared = await self._in_thread(prepare) if packed or len(body) > SMALL_BODY else prepare()
+            del body, prepare
+        return await self._backend.put(prepared, max(0.0, deadline - loop.time()))
+
+    def _prepare(self, body: bytes, packed: bool, many: bool, key: str | None) -> list[Any]:
+        plain = gunzip(body, self._settings.max_plain) if packed else body
+        if not many:
+            return [self._backend.prepare(Arrival(read_group(plain), body if packed else None, key))]
+        # Equal groups of one list are several groups; the list posted again is the same ones.
+        key = key or hashlib.sha256(plain).hexdigest()[:32]
+        groups = enumerate(read_groups(plain))
+        return [self._backend.prepare(Arrival(group, None, f"{key}#{index}")) for index, group in groups]
 
     async def _body(self, request: web.Request) -> tuple[bytes, bool]:
         encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
@@ -213,15 +222,6 @@ class _Routes:
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-
-
-def _arrivals(body: bytes, packed: bool, limit: int, many: bool, key: str | None) -> list[Arrival]:
-    plain = gunzip(body, limit) if packed else body
-    if many:
-        # Equal groups of one list are several groups; the list posted again is the same ones.
-        key = key or hashlib.sha256(plain).hexdigest()[:32]
-        return [Arrival(group, None, f"{key}#{index}") for index, group in enumerate(read_groups(plain))]
-    return [Arrival(read_group(plain), body if packed else None, key)]
 
 
 def _render(items: list[StoredItem], packed: bool) -> bytes:

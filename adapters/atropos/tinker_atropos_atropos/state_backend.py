@@ -8,10 +8,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
-from tinker_atropos.state import FencedOut
+from tinker_atropos.state import FencedOut, Put
 
 from tinker_atropos_atropos.backend import Arrival, Delivery, Full
 from tinker_atropos_atropos.items import Items, LeasedItem
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 CAP_BYTES = 2 * 1024**3
 PATIENCE = 120.0
 """Seconds for which a batch waits for an environment's minimum after that environment's last group."""
+BLOCKED = 64
+"""Posts that may wait for room with their bodies read: what is posted again must not wait behind what is new."""
 RETRY = 0.5
 
 NOT_REGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
@@ -73,6 +76,7 @@ class StateBackend:
         self._outstanding: list[Delivery] = []
         self._known: dict[str, Waiting] = {}  # groups of outstanding batches
         self._arrivals = 0
+        self._blocked = 0
         self._latest: StoredItem | None = None
         self._heard: dict[int, float] = {}
         self._last_lease: tuple[str, list[LeasedItem]] | None = None
@@ -188,69 +192,78 @@ class StateBackend:
     # What comes in.
 
     async def room(self, wait: float) -> None:
-        """Wait until a group would be taken."""
-        try:
-            async with asyncio.timeout(wait), self._changed:
-                await self._changed.wait_for(self._has_room)
-        except TimeoutError:
-            raise self._full() from None
+        """Wait until a group would be taken, or may wait with its body read."""
+        await self._wait_for(lambda: self._has_room() or self._blocked < BLOCKED, wait)
 
-    async def put(self, arrivals: Sequence[Arrival], wait: float) -> list[dict[str, Any]]:
+    def prepare(self, arrival: Arrival) -> StoredItem:
+        """Return a group as it is kept."""
+        return store(arrival.group, arrival.compressed, arrival.key)
+
+    async def put(self, prepared: Sequence[StoredItem], wait: float) -> list[dict[str, Any]]:
         """Take groups; each is in the State before its answer is given."""
-        for arrival in arrivals:
-            self._check(arrival)
+        for item in prepared:
+            self._check(item)
         deadline = self._clock() + wait
-        return [await self._put(arrival, deadline) for arrival in arrivals]
+        return [await self._put(item, deadline) for item in prepared]
 
     def latest(self) -> bytes | None:
         """Return the group that arrived last."""
         return None if self._latest is None else normal_form(self._latest.json())
 
-    def _check(self, arrival: Arrival) -> None:
-        group, registration = arrival.group, self._roster.registration
-        if group.posted.env_id is not None:
-            self._known_env(group.posted.env_id, ("env_id",))
-        if registration is not None and group.sequences > registration.batch_size:
+    def _check(self, item: StoredItem) -> None:
+        registration = self._roster.registration
+        if item.env is not None:
+            self._known_env(item.env, ("env_id",))
+        if registration is not None and item.sequences > registration.batch_size:
             raise Refused(
-                ("tokens",),
-                f"a group of {group.sequences} sequences never fits a batch of {registration.batch_size}",
+                ("tokens",), f"a group of {item.sequences} sequences never fits a batch of {registration.batch_size}"
             )
 
-    async def _put(self, arrival: Arrival, deadline: float) -> dict[str, Any]:
-        group = arrival.group
-        env = group.posted.env_id
-        id = f"{self._notes.generation}-{group.digest if arrival.key is None else f'k{arrival.key}'}"
-        item = (
-            await asyncio.to_thread(store, group, id, arrival.compressed)
-            if _slow(arrival)
-            else store(group, id, arrival.compressed)
-        )
-        while True:
-            async with self._lock:
-                put = await self._items.put(item, wait=0) if self._has_room() else "blocked"
-                if put == "accepted":
-                    self._line.add(self._waiting(item))
-                    self._latest = item
-            if put != "blocked":
-                break
-            # A duplicate needs no room, but only the State knows it for one; `room` waits for whatever frees some.
+    async def _put(self, item: StoredItem, deadline: float) -> dict[str, Any]:
+        # After a reset the same content is another group.
+        item = replace(item, id=f"{self._notes.generation}-{item.id}")
+        while (put := await self._try_put(item)) == "blocked":
             left = deadline - self._clock()
             if left <= 0:
                 raise self._full()
-            if self._has_room():  # the State holds leases of a trainer that this process does not know of
-                await asyncio.sleep(min(RETRY, left))
-            else:
-                await self.room(left)
+            self._blocked += 1
+            try:
+                if self._has_room():  # the State holds leases of a trainer that this process does not know of
+                    await asyncio.sleep(min(RETRY, left))
+                else:
+                    await self._wait_for(self._has_room, left)
+            finally:
+                self._blocked -= 1
         if put == "duplicate":
             self.counts["duplicates"] += 1
         else:
             await self._tell()
-        if env is None or (environment := self._roster.find(env)) is None:
+        environment = None if item.env is None else self._roster.find(item.env)
+        if environment is None:
             return {"status": "received"}
-        self._heard[env] = self._clock()
-        if group.sequences == environment.group_size:
+        self._heard[environment.number] = self._clock()
+        if item.sequences == environment.group_size:
             return {"status": "received"}
-        return {"status": "buffered", "buffer_size": self._line.odd(env, environment.group_size)}
+        return {"status": "buffered", "buffer_size": self._line.odd(environment.number, environment.group_size)}
+
+    async def _try_put(self, item: StoredItem) -> Put:
+        async with self._lock:
+            if item.id in self._line or item.id in self._known or item.id in self._remote:
+                return "duplicate"
+            if self._held < self._items.cap and not self._has_room():  # the bytes are too many
+                return "blocked"
+            put = await self._items.put(item, wait=0)
+            if put == "accepted":
+                self._line.add(self._waiting(item))
+                self._latest = item
+            return put
+
+    async def _wait_for(self, condition: Callable[[], bool], wait: float) -> None:
+        try:
+            async with asyncio.timeout(wait), self._changed:
+                await self._changed.wait_for(condition)
+        except TimeoutError:
+            raise self._full() from None
 
     # What goes out.
 
@@ -508,7 +521,3 @@ class StateBackend:
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def _slow(arrival: Arrival) -> bool:
-    return arrival.compressed is None and len(arrival.group.body) > 64 * 1024

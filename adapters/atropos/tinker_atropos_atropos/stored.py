@@ -41,8 +41,11 @@ class StoredItem:
         return gunzip(self.body, int(self.meta["size"])) if self.meta["gzip"] else self.body
 
 
-def store(arrived: Arrived, id: str, compressed: bytes | None) -> StoredItem:
-    """Return what is kept of a group; `compressed` is the gzip that its JSON came as, if it came alone in one."""
+def store(arrived: Arrived, compressed: bytes | None = None, key: str | None = None) -> StoredItem:
+    """Return what is kept of a group, under its poster's `key` or its content's digest.
+
+    `compressed` is the gzip that its JSON came as, if it came alone in one.
+    """
     body = compressed
     if body is None and len(arrived.body) >= WORTH_GZIP:
         body = gzipped(arrived.body)
@@ -52,4 +55,4 @@ def store(arrived: Arrived, id: str, compressed: bytes | None) -> StoredItem:
         "gzip": body is not None,
         "size": len(arrived.body),
     }
-    return StoredItem(id, arrived.body if body is None else body, meta)
+    return StoredItem(arrived.digest if key is None else f"k{key}", arrived.body if body is None else body, meta)
