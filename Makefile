@@ -19,7 +19,7 @@ TESTS := $(wildcard tests sdk/tests adapters/*/tests plugins/*/*/tests scripts b
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup run test check lint docs wheels bench bench-humanoid bench-quickstart conformance clean
+.PHONY: help setup run test check lint docs wheels bench bench-api bench-humanoid bench-quickstart conformance clean
 
 help:
 	@echo "make setup             create $(VENV) and install everything, editable"
@@ -29,9 +29,10 @@ help:
 	@echo "make docs              only the tests of the docs: links, commands, examples"
 	@echo "make wheels            build every wheel into dist and try them in empty environments"
 	@echo "make bench             performance, beside the peers"
+	@echo "make bench-api         the trajectory API beside atroposlib's run-api; ARGS='--redis URL' adds ours on Redis"
 	@echo "make bench-humanoid    environment steps/s of Humanoid beside MuJoCo alone, Gymnasium and EnvPool"
 	@echo "make bench-quickstart  learning: three seeds, and a learning rate of 0"
-	@echo "make conformance       tinker-cookbook's own loops against the local Tinker server"
+	@echo "make conformance       tinker-cookbook's own loops on the local Tinker server, atroposlib's tests on our API"
 	@echo "make clean             remove $(VENV), dist and caches; runs stay"
 
 setup: $(STAMP)
@@ -71,11 +72,15 @@ wheels: setup
 bench: setup
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+bench-api: setup
+	$(BIN)/python benchmarks/api.py $(ARGS)
+
 bench-humanoid: setup
 	$(BIN)/python benchmarks/humanoid.py $(ARGS)
 
 conformance: setup
 	$(BIN)/python conformance/cookbook.py
+	$(BIN)/python conformance/protocol.py
 
 bench-quickstart: setup
 	$(BIN)/python benchmarks/learning.py $(ARGS)

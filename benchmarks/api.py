@@ -2,7 +2,7 @@
 
 A group is 16 sequences of 512 tokens with masks, log-probabilities and messages, as JSON in gzip: what atroposlib's
 environments send. Eight processes post their share each over one connection; then one client fetches batches of 256
-sequences until all are out. The clients neither parse nor compress while the clock runs; what came out is checked after.
+sequences until all are out. Clients neither parse nor compress while the clock runs; what came out is checked after.
 Peak memory is the server process's own (VmHWM). Last, at a cap of 100 groups, clients go on posting for some seconds.
 
 The original runs in an interpreter of its own: `--original PYTHON` or TINKER_ATROPOS_ORIGINAL_PYTHON names one that has

@@ -372,3 +372,19 @@ async def test_a_token_is_wanted_and_unchanged_clients_can_give_it(open_api: Any
 async def test_other_names_and_other_pages_are_not_answered(api: Any) -> None:
     assert (await api.call("GET", "/info", headers={"Host": "evil.example"}))[0] == 403
     assert (await api.call("GET", "/reset_data", headers={"Sec-Fetch-Site": "cross-site"}))[0] == 403
+
+
+async def test_no_poll_walks_the_line(api: Any, make_group: Make) -> None:
+    env = await start(api)
+    await api.post("/scored_data", make_group(1, env_id=env))
+
+    class Unwalked(dict[str, Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("the line was walked")
+
+        values = items = keys = __iter__
+
+    api.backend._line._groups = Unwalked(api.backend._line._groups)
+    assert (await api.get("/status"))["queue_size"] == 1
+    assert (await api.get("/status-env", {"env_id": env}))["self_queue_size"] == 1
+    assert await api.batch() is None  # too few to look
