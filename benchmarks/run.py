@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BENCHMARKS = ("startup", "sampling", "overlap", "quickstart")
+BENCHMARKS = ("startup", "sampling", "overlap", "state", "quickstart")
 
 
 def main() -> int:

@@ -118,15 +118,16 @@ def test_the_root_is_the_sdk_and_is_not_published() -> None:
     assert "classifiers" not in sdk
 
 
-def test_the_root_has_one_extra_per_plugin_and_all_of_them() -> None:
+def test_the_root_has_the_extras_of_the_sdk_one_per_plugin_and_all_of_them() -> None:
     extras = dict(read(ROOT)["project"]["optional-dependencies"])
     extras.pop("dev")
     (everything,) = (Requirement(text) for text in extras.pop("all"))
     assert everything.name == "tinker-atropos"
     assert everything.extras == set(extras)
+    own = read(SDK)["project"]["optional-dependencies"]
     assert {name: set(entries) for name, entries in extras.items()} == {
         canonicalize_name(folder.name): needs(folder) for folder in PLUGINS
-    }
+    } | {name: set(entries) for name, entries in own.items()}
 
 
 def test_the_root_installs_every_folder() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -27,8 +28,8 @@ class TakesDoubles(MemoryState):
 
 
 class ForgetsTheDiscarded(MemoryState):
-    async def discard(self, id: str, reason: str) -> None:
-        await super().discard(id, reason)
+    async def discard(self, id: str, reason: str, *, fence: int | None = None) -> None:
+        await super().discard(id, reason, fence=fence)
         self._ended.pop(id)
 
 
@@ -120,14 +121,69 @@ class RepeatsPolicies(MemoryState):
 
 
 class HandsBackADiscarded(MemoryState):
-    async def discard(self, id: str, reason: str) -> None:
+    async def discard(self, id: str, reason: str, *, fence: int | None = None) -> None:
         group = self._waiting.get(id)
-        await super().discard(id, reason)
+        await super().discard(id, reason, fence=fence)
         if group is not None:
             self._waiting[id] = group
 
 
+class CommitsOnlyWhatIsLeased(MemoryState):
+    async def commit(self, consumed: Collection[str], fence: int) -> None:
+        waiting = {id: self._waiting[id] for id in consumed if id in self._waiting}
+        await super().commit(consumed, fence)
+        self._waiting |= waiting
+
+
+class AnybodyDiscards(MemoryState):
+    async def discard(self, id: str, reason: str, *, fence: int | None = None) -> None:
+        await super().discard(id, reason)
+
+
+class PutsAfterAll(MemoryState):
+    """A put that was cancelled goes on."""
+
+    async def put(self, item: Any, /, *, wait: float | None = None) -> Any:
+        return await asyncio.shield(super().put(item, wait=wait))
+
+
+class KeepsWhatACancelledLeaseTook(MemoryState):
+    async def lease(self, n: int, fence: int) -> Any:
+        leased = await super().lease(n, fence)
+        await asyncio.sleep(0.02)
+        return leased
+
+
+class CountsLeasedAsWaiting(MemoryState):
+    async def size(self) -> int:
+        return len(self._waiting) + len(self._leased)
+
+
+class WatchedByOne(MemoryState):
+    """A policy is news to one of those who watch."""
+
+    async def watch(self) -> Any:
+        async for ref in super().watch():
+            if ref.step < 2 or getattr(self, "_told", None) != ref:
+                self._told = ref
+                yield ref
+
+
+class DamagesBytes(MemoryState):
+    async def put(self, item: Any, /, *, wait: float | None = None) -> Any:
+        if hasattr(item, "body"):
+            item = dataclasses.replace(item, body=item.body[:1_000])
+        return await super().put(item, wait=wait)
+
+
 BROKEN = [
+    CommitsOnlyWhatIsLeased,
+    AnybodyDiscards,
+    PutsAfterAll,
+    KeepsWhatACancelledLeaseTook,
+    CountsLeasedAsWaiting,
+    WatchedByOne,
+    DamagesBytes,
     TakesDoubles,
     ForgetsTheDiscarded,
     NewestFirst,
@@ -153,6 +209,6 @@ async def test_a_broken_state_fails(kind: type[MemoryState], monkeypatch: pytest
 
 
 async def test_a_policy_may_be_published_before_anybody_watches() -> None:
-    state = MemoryState(1)
+    state = MemoryState[Group](1)
     await state.publish(PolicyRef("run", 0, 0, "test://0"))
     assert (await anext(state.watch())).step == 0

@@ -54,7 +54,7 @@ class TextTraining:
         self.supervisor = Supervisor(stop, progress.say, self._where)
         self.tally: Callable[[], str] | None = None
         # What may wait: as much as staleness allows, and the batch that is being trained on.
-        self.state = MemoryState(cap=(config.max_staleness + 2) * config.groups_per_batch)
+        self.state = MemoryState[Group](cap=(config.max_staleness + 2) * config.groups_per_batch)
         self.trainer: Trainer = config.trainer_spec.make(config.trainer)
         self.pool = PolicyPool(
             lambda ref: config.trainer_spec.open_policy(ref, config.trainer),
@@ -116,7 +116,7 @@ class TextTraining:
             checkpoint = await self._steps(collector, stream)
         finally:
             await self.supervisor.end_background()
-            self._leave_unfinished(collector)
+            await self._leave_unfinished(collector)
         return checkpoint
 
     def _collector(self, stream: TaskStream) -> Collector:
@@ -236,7 +236,7 @@ class TextTraining:
         collector.taken(len(groups))
         return tuple(sorted(groups, key=lambda group: collector.ordinals[group.id]))
 
-    def _unfit(self, leased: Leased) -> str:
+    def _unfit(self, leased: Leased[Group]) -> str:
         if self.step - leased.group.oldest_step > self.config.max_staleness:
             return "stale"
         refs = [ref for trajectory in leased.group.trajectories for ref in trajectory.policies]
@@ -251,11 +251,11 @@ class TextTraining:
         ]
         self.folder.write_rollouts(self.step, [*trained, *(discarded_record(ended, self.step) for ended in discarded)])
 
-    def _leave_unfinished(self, collector: Collector) -> None:
+    async def _leave_unfinished(self, collector: Collector) -> None:
         """Record what ended after the last step, trained on or not; these tasks are given out again on a resume."""
         left = [
             group_record(group, outcome="discarded", step=self.step, reason="stopped")
-            for group in self.state.pending()
+            for group in await self.state.pending()
             if group.id in collector.ordinals
         ]
         left += [discarded_record(ended, self.step) for ended in collector.take_discarded()]

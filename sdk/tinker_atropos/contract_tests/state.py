@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tinker_atropos.contract_tests.environment import ContractViolated
+from tinker_atropos.state.protocol import StoredItem
 from tinker_atropos.trajectory import Group, PolicyRef, TaskRef
 
 SECONDS = 20.0  # for each part; none waits for anything but the state itself
@@ -25,11 +26,18 @@ async def check_state(make: Callable[[int], Awaitable[Any]]) -> None:
         (_rewinding, 4),
         (_bound, 2),
         (_publishing, 2),
+        (_bytes, 2),
+        (_settling, 4),
+        (_cancelling, 2),
+        (_racing, 2),
+        (_order, 1_000),
     )
     for part, cap in parts:
+        state = await make(cap)
         try:
             async with asyncio.timeout(SECONDS):
-                await part(await make(cap))
+                await part(state)
+                await state.close()
         except TimeoutError:
             raise ContractViolated(
                 f"{part.__name__.strip('_')}: a call did not return that had all it waits for"
@@ -74,6 +82,7 @@ async def _fencing(state: Any) -> None:
         lambda: state.lease(1, old),
         lambda: state.commit(["a"], old),
         lambda: state.rewind(old),
+        lambda: state.discard("a", "stale", fence=old),
     )
     for call in calls:
         try:
@@ -98,6 +107,10 @@ async def _rewinding(state: Any) -> None:
     again = [lease.group.id for lease in await state.lease(2, fence)]
     _hold(again == ["b", "c"], f"after a rewind the old order must hold, got {again}")
     _hold(await state.put(make_group("b")) == "duplicate", "put of an id that a rewind gave back must be 'duplicate'")
+    await state.put(make_group("d"))
+    await state.rewind(fence)
+    again = [lease.item.id for lease in await state.lease(3, fence)]
+    _hold(again == ["b", "c", "d"], f"after a second rewind the old order must hold, got {again}")
     await state.rewind(fence)
     await state.discard("b", "stale")
     again = [lease.group.id for lease in await state.lease(1, fence)]
@@ -132,4 +145,104 @@ async def _publishing(state: Any) -> None:
     _hold(not following.done(), "watch must wait for a newer policy")
     await state.publish(refs[1])
     _hold(await asyncio.wait_for(following, 5) == refs[1], "watch must give each newer policy")
+    other = state.watch()
+    _hold(await anext(other) == refs[1], "a second watch must give the newest policy first")
+    both = [asyncio.ensure_future(anext(each)) for each in (watch, other)]
+    await asyncio.sleep(0.01)
+    newest = PolicyRef("run", 1, 2, "test://2", expires=1.5, endpoint="test")
+    await state.publish(newest)
+    _hold(await asyncio.wait_for(asyncio.gather(*both), 5) == [newest, newest], "each watch must give a newer policy")
     await watch.aclose()
+    await other.aclose()
+
+
+async def _bytes(state: Any) -> None:
+    body = bytes(range(256)) * 1_000
+    items = [
+        StoredItem("a", "test", body, {"sizes": [1, 2.5, None], "of": {"name": "ü", "on": True}}),
+        StoredItem("b", "test", b""),
+    ]
+    for item in items:
+        _hold(await state.put(item) == "accepted", "put of a new item of bytes must be 'accepted'")
+    _hold(await state.pending() == items, "pending must give items as they were put")
+    leased = await state.lease(2, await state.fence())
+    _hold([lease.item for lease in leased] == items, "lease must give items as they were put")
+
+
+async def _settling(state: Any) -> None:
+    """What a manifest lists ends, whatever the State made of it meanwhile."""
+    fence = await state.fence()
+    for id in ("a", "b", "c"):
+        await state.put(make_group(id))
+    await state.lease(2, fence)
+    _hold(await state.size() == 1, "size must count what waits, without what is leased")
+    pending = [item.id for item in await state.pending()]
+    _hold(pending == ["a", "b", "c"], f"pending must give leased items, then waiting ones, got {pending}")
+    fence = await state.fence()
+    await state.rewind(fence)
+    await state.commit(["a", "z"], fence)
+    await state.commit(["a"], fence)
+    left = [lease.item.id for lease in await state.lease(2, fence)]
+    _hold(left == ["b", "c"], f"a commit must also end an item that waits again after a rewind, got {left}")
+    _hold(await state.put(make_group("z")) == "duplicate", "put of an id that a manifest consumed must be 'duplicate'")
+    _hold(not await state.pending() or await state.size() == 0, "a leased item must not wait as well")
+
+
+async def _cancelling(state: Any) -> None:
+    fence = await state.fence()
+    leasing = asyncio.create_task(state.lease(1, fence))
+    await asyncio.sleep(0.01)
+    await state.put(make_group("a"))
+    await _cancelled(leasing)
+    if not leasing.cancelled():
+        await state.rewind(fence)
+    for wait in (0.0, 0.0005, 0.001, 0.002):
+        leasing = asyncio.create_task(state.lease(1, fence))
+        await asyncio.sleep(wait)
+        await _cancelled(leasing)
+        if not leasing.cancelled():
+            await state.rewind(fence)
+    again = [lease.item.id for lease in await state.lease(1, fence)]
+    _hold(again == ["a"], f"a cancelled lease must give back what it took, got {again}")
+    await state.put(make_group("b"))
+    putting = asyncio.create_task(state.put(make_group("c")))
+    await asyncio.sleep(0.05)
+    await _cancelled(putting)
+    await state.commit(["a"], fence)
+    await asyncio.sleep(0.05)
+    pending = [item.id for item in await state.pending()]
+    _hold(pending == ["b"], f"a cancelled put that waited must add nothing later, got {pending}")
+
+
+async def _racing(state: Any) -> None:
+    fence = await state.fence()
+    await state.put(make_group("a"))
+    answers = await asyncio.gather(*(state.put(make_group(id), wait=0.05) for id in ("b", "c")))
+    _hold(sorted(answers) == ["accepted", "blocked"], f"of two puts for the last place one is accepted, got {answers}")
+    twice = [asyncio.create_task(state.put(make_group("d"))) for _ in range(2)]
+    await asyncio.sleep(0.02)
+    _hold(not any(put.done() for put in twice), "a put beyond the cap must wait")
+    await state.discard("a", "stale")
+    both = await asyncio.wait_for(asyncio.gather(*twice), 5)
+    _hold(sorted(both) == ["accepted", "duplicate"], f"of two waiting puts of an id one is a 'duplicate', got {both}")
+    leases = [asyncio.create_task(state.lease(1, fence)) for _ in range(2)]
+    ids = [lease.item.id for leased in await asyncio.gather(*leases) for lease in leased]
+    _hold(len(set(ids)) == 2, f"two leases must not give the same item, got {ids}")
+
+
+async def _order(state: Any) -> None:
+    ids = [f"{number:04d}" for number in range(1_000)]
+    for id in ids:
+        await state.put(make_group(id))
+    fence, left = await state.fence(), list(ids)
+    while left:
+        leased = [lease.item.id for lease in await state.lease(50, fence)]
+        _hold(leased == left[:50], f"items must be leased first in, first out; got {leased[:3]}… for {left[:3]}…")
+        await state.commit(leased, fence)
+        del left[:50]
+    _hold(await state.pending() == [], "nothing may be left after all is committed")
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

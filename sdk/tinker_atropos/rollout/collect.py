@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class GroupStore(Protocol):
     """The part of State that a producer needs."""
 
-    async def put(self, group: Group, *, wait: float | None = None) -> str: ...
+    async def put(self, group: Group, /, *, wait: float | None = None) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

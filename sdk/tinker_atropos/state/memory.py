@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Generic
 
-from tinker_atropos.trajectory import Group, PolicyRef
-
-if TYPE_CHECKING:
-    from tinker_atropos.state import Leased, Put
+from tinker_atropos.state.protocol import FencedOut, ItemT, Leased, Put, StateError, remembered
+from tinker_atropos.trajectory import PolicyRef
 
 
-class MemoryState:
-    """Keeps at most `cap` groups, waiting and leased together; oldest first by arrival."""
+class MemoryState(Generic[ItemT]):
+    """Keeps at most `cap` items, waiting and leased together; oldest first by arrival."""
 
     def __init__(self, cap: int) -> None:
         if cap < 1:
-            raise ValueError(f"cap is {cap}; a state must hold at least one group")
+            raise ValueError(f"cap is {cap}; a state must hold at least one item")
         self.cap = cap
         self._changed = asyncio.Condition()
-        self._waiting: dict[str, Group] = {}
-        self._leased: dict[str, Group] = {}
+        self._waiting: dict[str, ItemT] = {}
+        self._leased: dict[str, ItemT] = {}
         self._ended: dict[str, str] = {}
         self._fence = 0
         self._ref: PolicyRef | None = None
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -36,42 +35,36 @@ class MemoryState:
             self._changed.notify_all()
             return self._fence
 
-    async def put(self, group: Group, *, wait: float | None = None) -> Put:
-        """Add a group, waiting for room; see `State.put`."""
+    async def put(self, item: ItemT, /, *, wait: float | None = None) -> Put:
+        """Add an item, waiting for room; see `State.put`."""
         async with self._changed:
-            if self._known(group.id):
-                return "duplicate"
             try:
                 async with asyncio.timeout(wait):
-                    await self._changed.wait_for(lambda: len(self._waiting) + len(self._leased) < self.cap)
+                    await self._until(lambda: self._known(item.id) or len(self._waiting) + len(self._leased) < self.cap)
             except TimeoutError:
                 return "blocked"
-            if self._known(group.id):
+            if self._known(item.id):
                 return "duplicate"
-            self._waiting[group.id] = group
+            self._waiting[item.id] = item
             self._changed.notify_all()
             return "accepted"
 
-    async def lease(self, n: int, fence: int) -> list[Leased]:
-        """Take the `n` oldest groups together; see `State.lease`."""
-        from tinker_atropos.state import Leased
-
-        if n > self.cap:
-            raise ValueError(f"a lease of {n} groups can never be had: the state holds {self.cap} at most")
+    async def lease(self, n: int, fence: int) -> list[Leased[ItemT]]:
+        """Take the `n` oldest items together; see `State.lease`."""
+        check_lease(n, self.cap)
         async with self._changed:
-            await self._changed.wait_for(lambda: len(self._waiting) >= n or fence != self._fence)
+            await self._until(lambda: len(self._waiting) >= n or fence != self._fence)
             self._check(fence)
             taken = [self._waiting.pop(id) for id in list(self._waiting)[:n]]
-            self._leased.update({group.id: group for group in taken})
-            return [Leased(group, fence) for group in taken]
+            self._leased.update({item.id: item for item in taken})
+            return [Leased(item, fence) for item in taken]
 
-    async def discard(self, id: str, reason: str) -> None:
-        """End a group without training on it."""
+    async def discard(self, id: str, reason: str, *, fence: int | None = None) -> None:
+        """End an item without training on it."""
         async with self._changed:
-            self._waiting.pop(id, None)
-            self._leased.pop(id, None)
-            self._ended[id] = reason
-            self._changed.notify_all()
+            if fence is not None:
+                self._check(fence)
+            self._end([id], reason)
 
     async def publish(self, ref: PolicyRef) -> None:
         """Make a policy the newest."""
@@ -85,24 +78,19 @@ class MemoryState:
         while True:
             async with self._changed:
                 while self._ref is None or self._ref == seen:
+                    self._check_open()
                     await self._changed.wait()
                 seen = self._ref
             yield seen
 
     async def commit(self, consumed: Collection[str], fence: int) -> None:
-        """Forget leased groups that a manifest lists as consumed."""
+        """Forget the items that a manifest lists as consumed."""
         async with self._changed:
             self._check(fence)
-            for id in consumed:
-                self._leased.pop(id, None)
-            # Ended ids are kept only to answer a late duplicate; a producer never looks back further than this.
-            for id in list(self._ended)[: -10 * self.cap]:
-                del self._ended[id]
-            self._ended.update(dict.fromkeys(consumed, "trained"))
-            self._changed.notify_all()
+            self._end(consumed, "trained")
 
-    async def rewind(self, fence: int) -> list[Group]:
-        """Return all leased groups to the queue, in their old order."""
+    async def rewind(self, fence: int) -> list[ItemT]:
+        """Return all leased items to the queue, in their old order."""
         async with self._changed:
             self._check(fence)
             returned = list(self._leased.values())
@@ -111,15 +99,55 @@ class MemoryState:
             self._changed.notify_all()
             return returned
 
-    def pending(self) -> list[Group]:
-        """Return the groups that neither a commit nor a discard has ended."""
+    async def pending(self) -> list[ItemT]:
+        """Return the items that neither a commit nor a discard has ended."""
         return [*self._leased.values(), *self._waiting.values()]
+
+    async def size(self) -> int:
+        """Return how many items wait."""
+        return len(self)
+
+    async def close(self) -> None:
+        """End the calls that wait."""
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            self._check_open()
+            await self._changed.wait()
+
+    def _end(self, ids: Collection[str], reason: str) -> None:
+        for id in ids:
+            self._waiting.pop(id, None)
+            self._leased.pop(id, None)
+            self._ended[id] = reason
+        # Ended ids are kept only to answer a late duplicate.
+        for id in list(self._ended)[: max(0, len(self._ended) - remembered(self.cap))]:
+            del self._ended[id]
+        self._changed.notify_all()
 
     def _known(self, id: str) -> bool:
         return id in self._waiting or id in self._leased or id in self._ended
 
     def _check(self, fence: int) -> None:
-        from tinker_atropos.state import FencedOut
-
         if fence != self._fence:
-            raise FencedOut(f"the trainer's epoch {fence} is over: epoch {self._fence} has taken its place")
+            raise fenced_out(fence, self._fence)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError("the state was closed while a call waited")
+
+
+def check_lease(n: int, cap: int) -> None:
+    """Raise ValueError if a lease of `n` items can never be had."""
+    if n > cap:
+        raise ValueError(f"a lease of {n} items can never be had: the state holds {cap} at most")
+    if n < 0:
+        raise ValueError(f"a lease of {n} items makes no sense; ask for 1 or more")
+
+
+def fenced_out(fence: int, current: int) -> FencedOut:
+    """Return the error of a trainer whose epoch is over."""
+    return FencedOut(f"the trainer's epoch {fence} is over: epoch {current} has taken its place")
