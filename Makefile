@@ -29,7 +29,7 @@ help:
 	@echo "make docs              only the tests of the docs: links, commands, examples"
 	@echo "make wheels            build every wheel into dist and try them in empty environments"
 	@echo "make bench             performance, beside the peers"
-	@echo "make bench-api         the trajectory API beside atroposlib's run-api; ARGS='--redis URL' adds ours on Redis"
+	@echo "make bench-api         the trajectory API, in memory and on Redis, beside atroposlib's run-api"
 	@echo "make bench-humanoid    environment steps/s of Humanoid beside MuJoCo alone, Gymnasium and EnvPool"
 	@echo "make bench-quickstart  learning: three seeds, and a learning rate of 0"
 	@echo "make conformance       tinker-cookbook's own loops on the local Tinker server, atroposlib's tests on our API"

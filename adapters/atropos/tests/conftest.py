@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tinker_atropos.state import MemoryState
 from tinker_atropos_atropos.api import ApiSettings
-from tinker_atropos_atropos.items import MemoryItems
 from tinker_atropos_atropos.serving import serving
 from tinker_atropos_atropos.state_backend import StateBackend
 
@@ -100,14 +100,14 @@ Opener = Callable[..., AbstractAsyncContextManager[Client]]
 
 @pytest.fixture
 def open_api() -> Opener:
-    """Open the API over `items` (new ones in memory if not given); `cap`, `settings` and limits as keywords."""
+    """Open the API over a State (a new one in memory if none is given); `cap`, `settings` and limits as keywords."""
 
     @asynccontextmanager
     async def opener(
-        items: Any = None, *, cap: int = 100, settings: ApiSettings | None = None, **limits: Any
+        state: Any = None, *, cap: int = 100, settings: ApiSettings | None = None, **limits: Any
     ) -> AsyncIterator[Client]:
         clock = Clock()
-        backend = StateBackend(items or MemoryItems(cap), clock=clock, **limits)
+        backend = StateBackend(MemoryState(cap) if state is None else state, clock=clock, **limits)
         async with connected(backend, settings, clock) as client:
             yield client
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tinker_atropos.state import MemoryState
 from tinker_atropos_atropos.api import ApiSettings, make_app
-from tinker_atropos_atropos.items import MemoryItems
 from tinker_atropos_atropos.serving import serving
 from tinker_atropos_atropos.state_backend import StateBackend
 
 ENDPOINTS = sorted(
     {
         (route.method, route.resource.canonical)
-        for route in make_app(StateBackend(MemoryItems(1))).router.routes()
+        for route in make_app(StateBackend(MemoryState(1))).router.routes()
         if route.resource is not None
     }
 )
@@ -83,7 +83,7 @@ calls = st.lists(st.tuples(st.sampled_from(ENDPOINTS), bodies), min_size=1, max_
 async def play(script: list[Any]) -> None:
     import aiohttp
 
-    backend = StateBackend(MemoryItems(6), patience=0.01)
+    backend = StateBackend(MemoryState(6), patience=0.01)
     limits = ApiSettings(hold=0.02, max_body=100_000, max_plain=100_000)
     async with serving(backend, limits) as url, aiohttp.ClientSession() as session:
         for (method, path), (body, form) in script:

@@ -40,7 +40,7 @@ def test_beyond_loopback_it_wants_a_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--state", "disk"), "there is no such state"),
+        (("--state", "disk"), "state 'disk' is unknown"),
         (("--cap", "0"), "--cap 0"),
         (("--hold", "-1"), "--hold -1"),
         (("--host", "nowhere.example"), "is no address"),

@@ -1,14 +1,13 @@
-"""What outlives the API's process, and what does not.
+"""What outlives the API's process, and what does not: in Redis everything, in memory nothing.
 
-`Survivor` is memory that stands for a server of its own: the API over it ends, and another begins. Against a real
-Redis, killed processes included, the same runs where TINKER_ATROPOS_TEST_REDIS names one.
+`Survivor` is memory that stands for a server of its own: the API over it ends, and another begins. The same runs on a
+real Redis, and there with processes that are killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -17,16 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tinker_atropos_atropos.items import MemoryItems
+from tinker_atropos.state import MemoryState, State, StoredItem, open_state
 
 Make = Callable[..., dict[str, Any]]
 
-REDIS = os.environ.get("TINKER_ATROPOS_TEST_REDIS")
-needs_redis = pytest.mark.skipif(REDIS is None, reason="needs TINKER_ATROPOS_TEST_REDIS, the url of a Redis server")
 
-
-class Survivor(MemoryItems):
-    """Items that stay when the API closes them; `fails` makes one call fail, as a process that dies there would."""
+class Survivor(MemoryState[StoredItem]):
+    """A State that stays when the API closes it; `fails` makes one call fail, as a process that dies there would."""
 
     fails = ""
 
@@ -34,6 +30,23 @@ class Survivor(MemoryItems):
         if self.fails == "commit":
             raise ConnectionError("died here")
         await super().commit(consumed, fence)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture(params=["memory", "redis"])
+def reopen(request: pytest.FixtureRequest) -> Callable[[], Any]:
+    """Return what opens one and the same State again and again."""
+    run = uuid.uuid4().hex
+    survivor = Survivor(100)
+
+    async def opener() -> State[StoredItem]:
+        if request.param == "memory":
+            return survivor
+        return await open_state(request.getfixturevalue("redis_server").url, run, 100, compress="none")
+
+    return opener
 
 
 async def begin(api: Any, make_group: Make, groups: int = 6) -> int:
@@ -45,14 +58,13 @@ async def begin(api: Any, make_group: Make, groups: int = 6) -> int:
     return env
 
 
-async def test_an_unacknowledged_batch_comes_again_after_a_restart(open_api: Any, make_group: Make) -> None:
-    items = Survivor(100)
-    async with open_api(items) as api:
+async def test_an_unacknowledged_batch_comes_again(reopen: Any, open_api: Any, make_group: Make) -> None:
+    async with open_api(await reopen()) as api:
         env = await begin(api, make_group)
         assert await api.batch() == [1, 2]
         assert await api.batch() == [3, 4]
         assert (await api.get("/status"))["current_step"] == 2
-    async with open_api(items) as api:
+    async with open_api(await reopen()) as api:
         # Neither trainer nor environment has to register again.
         assert await api.get("/status") == {"current_step": 1, "queue_size": 4}
         assert (await api.get("/status-env", {"env_id": env}))["self_queue_size"] == 4
@@ -62,41 +74,39 @@ async def test_an_unacknowledged_batch_comes_again_after_a_restart(open_api: Any
         assert (await api.get("/status"))["current_step"] == 3
 
 
-async def test_two_batches_outlive_two_restarts(open_api: Any, make_group: Make) -> None:
-    items = Survivor(100)
+async def test_two_batches_outlive_two_restarts(reopen: Any, open_api: Any, make_group: Make) -> None:
     seen = []
     for turn in range(3):
-        async with open_api(items) as api:
+        async with open_api(await reopen()) as api:
             if turn == 0:
                 await begin(api, make_group, 4)
             seen.append(await api.batch())
     assert seen == [[1, 2], [1, 2], [1, 2]]
-    async with open_api(items) as api:
+    async with open_api(await reopen()) as api:
         assert [await api.batch() for _ in range(3)] == [[1, 2], [3, 4], None]
 
 
 async def test_a_commit_cut_short_is_finished_and_counted_once(open_api: Any, make_group: Make) -> None:
-    items = Survivor(100)
-    async with open_api(items) as api:
+    state = Survivor(100)
+    async with open_api(state) as api:
         await begin(api, make_group)
         assert await api.batch() == [1, 2]
-        items.fails = "commit"
+        state.fails = "commit"
         status, _ = await api.call("GET", "/batch")
         assert status != 200
-    items.fails = ""
-    async with open_api(items) as api:
+    state.fails = ""
+    async with open_api(state) as api:
         assert await api.get("/status") == {"current_step": 1, "queue_size": 4}
         assert await api.batch() == [3, 4]
 
 
-async def test_groups_leased_but_not_given_out_keep_their_place(open_api: Any, make_group: Make) -> None:
-    items = Survivor(100)
-    async with open_api(items) as api:
+async def test_groups_leased_but_not_given_out_keep_their_place(reopen: Any, open_api: Any, make_group: Make) -> None:
+    async with open_api(await reopen()) as api:
         await api.register(4)
         for first, size in ((1, 3), (2, 2), (3, 2), (4, 1)):
             await api.post("/scored_data", make_group(first, size))
         assert await api.batch() == [2, 3]  # 1 was leased on the way to them
-    async with open_api(items) as api:
+    async with open_api(await reopen()) as api:
         await api.register(4)
         assert [await api.batch() for _ in range(2)] == [[2, 3], [1, 4]]
 
@@ -141,14 +151,13 @@ async def test_what_waits_in_memory_ends_with_the_process(run_api: Any, make_gro
             assert (await answer.json())["status"] == "error"
 
 
-@needs_redis
-async def test_redis_loses_no_batch_over_kills(run_api: Any, make_group: Make) -> None:
+async def test_redis_loses_no_batch_over_kills(run_api: Any, redis_server: Any, make_group: Make) -> None:
     import random
 
     import aiohttp
 
     draw = random.Random(0)
-    arguments = ("--state", str(REDIS), "--run", f"test-{uuid.uuid4().hex}", "--cap", "20", "--hold", "1")
+    arguments = ("--state", redis_server.url, "--run", f"test-{uuid.uuid4().hex}", "--cap", "20", "--hold", "1")
     place = list(run_api(*arguments))
     given: list[list[int]] = []
     total = 40

@@ -13,6 +13,7 @@ from tinker_atropos.state import FencedOut
 from tinker_atropos.trajectory import PolicyRef
 from tinker_atropos_atropos.api_state import ApiState
 from tinker_atropos_atropos.posted import decode_group
+from tinker_atropos_atropos.stored import json_of
 
 Make = Callable[..., dict[str, Any]]
 
@@ -24,7 +25,7 @@ async def state(api: Any) -> AsyncIterator[ApiState]:
 
 
 def firsts(leased: list[Any]) -> list[int]:
-    return [decode_group(entry.item.json()).tokens[0][0] for entry in leased]
+    return [decode_group(json_of(entry.item)).tokens[0][0] for entry in leased]
 
 
 async def test_leases_commit_and_what_is_not_committed_comes_again(api: Any, state: ApiState, make_group: Make) -> None:
@@ -36,7 +37,7 @@ async def test_leases_commit_and_what_is_not_committed_comes_again(api: Any, sta
         await api.post("/scored_data", make_group(first))
     leased = await waiting
     assert firsts(leased) == [1, 2]
-    assert leased[0].item.sequences == 2
+    assert leased[0].item.meta["sequences"] == 2
     assert firsts(await state.lease(1, fence)) == [3]
     await state.commit([leased[0].item.id], fence)
     await state.discard(leased[1].item.id, "too stale")

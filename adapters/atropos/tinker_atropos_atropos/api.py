@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 from isal import isal_zlib
-from tinker_atropos.state import FencedOut
+from tinker_atropos.state import FencedOut, StateError, StoredItem
 
 from tinker_atropos_atropos.backend import Arrival, Backend, Conflict, Delivery, Full
 from tinker_atropos_atropos.bodies import GZIP, LEVEL, WORTH_GZIP, BadBody, TooLarge, gunzip, gzipped
 from tinker_atropos_atropos.posted import Refused, normal_form, path_text, read_group, read_groups, read_small
 from tinker_atropos_atropos.roster import EnvIdentifier, RegisterEnv, Registration
-from tinker_atropos_atropos.stored import StoredItem
+from tinker_atropos_atropos.stored import json_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -235,7 +235,7 @@ def _render(items: list[StoredItem], packed: bool) -> bytes:
     for index, item in enumerate(items):
         if index:
             add(b",")
-        add(normal_form(item.json()))
+        add(normal_form(json_of(item)))
     add(b"]}")
     if packer is not None:
         parts.append(packer.flush())
@@ -295,6 +295,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _json({"detail": str(error)}, 503, **{"Retry-After": str(RETRY_AFTER)})
     except (Conflict, FencedOut) as error:
         return _json({"status": "error", "message": str(error), "detail": str(error), "batch": []}, 409)
+    except StateError as error:
+        log.error("%s %s: %s", request.method, request.path, error)
+        return _json({"detail": str(error)}, 503, **{"Retry-After": str(RETRY_AFTER)})
     except web.HTTPException as error:
         if error.status < 400:
             raise

@@ -7,9 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tinker_atropos.state import StoredItem
+
 from tinker_atropos_atropos.posted import Arrived
 from tinker_atropos_atropos.roster import RegisterEnv, Registration
-from tinker_atropos_atropos.stored import StoredItem
 
 
 class Full(Exception):

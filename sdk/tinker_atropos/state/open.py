@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from tinker_atropos.errors import ConfigError, near
 from tinker_atropos.state.memory import MemoryState
@@ -12,12 +12,19 @@ from tinker_atropos.state.protocol import State
 SCHEMES = ("redis", "rediss", "unix")
 
 
-async def open_state(address: str, run: str, cap: int, *, say: Callable[[str], None] | None = None) -> State[Any]:
+async def open_state(
+    address: str,
+    run: str,
+    cap: int,
+    *,
+    say: Callable[[str], None] | None = None,
+    compress: Literal["none", "zlib", "zstd"] | None = None,
+) -> State[Any]:
     """Return the State at `memory`, or at the URL of a Redis or Valkey: `redis://`, `rediss://` (TLS) or `unix://`.
 
     `cap` is how many items it holds. `say` is told when Redis does not answer, and when it does again (None: a log
-    warning). Raises `ConfigError` for an address that is none, `StateError` within 15 s for a Redis that does not
-    answer or can't keep a run.
+    warning). `compress` None: large items as zstd where it is installed. Raises `ConfigError` for an address that is
+    none, `StateError` within 15 s for a Redis that does not answer or can't keep a run.
     """
     if address == "memory":
         return MemoryState(cap)
@@ -34,7 +41,7 @@ async def open_state(address: str, run: str, cap: int, *, say: Callable[[str], N
         if error.name is None or error.name.partition(".")[0] != "redis":
             raise
         raise ConfigError("a state in Redis needs its client: pip install 'tinker-atropos[redis]'") from None
-    state = RedisState[Any](address, run, cap, say=say)
+    state = RedisState[Any](address, run, cap, say=say, compress=compress)
     try:
         await state.open()
     except BaseException:
