@@ -239,7 +239,8 @@ async def test_status_env_counts_others_also_at_group_size_one(api: Any, make_gr
 
 
 async def test_polls_about_what_is_not_there_are_refused_and_never_fail(api: Any) -> None:
-    for body in ({"env_id": 0}, {"env_id": -1}, {"env_id": 10**30}, {}, None, [], "x"):
+    bodies: list[Any] = [{"env_id": 0}, {"env_id": -1}, {"env_id": 10**30}, {}, None, [], "x"]
+    for body in bodies:
         status, _ = await api.call("GET", "/status-env", body)
         assert status == 422
     env = await start(api)

@@ -94,7 +94,7 @@ def test_a_key_that_is_no_text_does_no_harm() -> None:
 
 
 def test_booleans_and_the_empty_lists_of_atroposlib_pass(make_group: Make) -> None:
-    empty = {key: [] for key in ("advantages", "ref_logprobs", "messages", "overrides", "images")}
+    empty: dict[str, list[Any]] = {key: [] for key in ("advantages", "ref_logprobs", "messages", "overrides", "images")}
     read_group(json.dumps(make_group(1, scores=[True, False], group_overrides={}, **empty)).encode())
 
 

@@ -79,8 +79,16 @@ class FakeEndpoint:
 def sink(tmp_path: Path) -> FakeSink:
     return FakeSink(
         RunInfo(
-            **{"name": "run", "folder": tmp_path, "seed": 0, "starting_step": 5, "total_steps": 9, "batch_size": 4},
-            **{"group_size": 2, "max_token_length": 64, "checkpoint_interval": 2, "steps_per_eval": 0},
+            name="run",
+            folder=tmp_path,
+            seed=0,
+            starting_step=5,
+            total_steps=9,
+            batch_size=4,
+            group_size=2,
+            max_token_length=64,
+            checkpoint_interval=2,
+            steps_per_eval=0,
             filter_equal=True,
         )
     )
