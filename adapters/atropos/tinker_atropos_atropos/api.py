@@ -58,8 +58,8 @@ class ApiSettings:
     """
 
     token: str | None = None
-    max_body: int = 64 * 1024**2
-    max_plain: int = 256 * 1024**2
+    max_body: int = 32 * 1024**2
+    max_plain: int = 128 * 1024**2
     hold: float = 240.0
 
 

@@ -32,9 +32,9 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     show_default=True,
     help="Seconds a batch waits for an environment's minimum after its last group.",
 )
-@click.option("--max-body", type=int, default=64 * 1024**2, show_default=True, help="Bytes of a body at most.")
+@click.option("--max-body", type=int, default=32 * 1024**2, show_default=True, help="Bytes of a body at most.")
 @click.option(
-    "--max-plain", type=int, default=256 * 1024**2, show_default=True, help="Bytes of a decompressed body at most."
+    "--max-plain", type=int, default=128 * 1024**2, show_default=True, help="Bytes of a decompressed body at most."
 )
 @click.option("--token-file", type=FILE, default=None, help="File with the token that clients must send.")
 @click.option("--tls-cert", type=FILE, default=None, help="Certificate chain, PEM.")

@@ -17,7 +17,7 @@ T = TypeVar("T")
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Label: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
-WHOLE = 2 * 1024 * 1024
+WHOLE = 4 * 1024 * 1024
 """Bytes up to which a group is decoded in one go; beyond, row by row, so that other threads get their turn."""
 
 _LENIENT = json.JSONDecoder()
