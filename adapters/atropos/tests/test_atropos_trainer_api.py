@@ -83,8 +83,10 @@ async def test_a_lost_answer_is_asked_for_again(api: Any, state: ApiState, make_
         )
         for _ in range(2)
     ]
+    assert once.status == 200
     assert await once.read() == await again.read()
-    assert firsts(await state.lease(1, fence)) == [2]
+    await api.post("/scored_data", make_group(3))
+    assert firsts(await state.lease(1, fence)) == [3]
 
 
 async def test_taking_over_from_a_trainer_that_fetches_returns_its_batch(

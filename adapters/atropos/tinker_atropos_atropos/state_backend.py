@@ -30,6 +30,7 @@ BLOCKED = 64
 """Posts that may wait for room with their bodies read: what is posted again must not wait behind what is new."""
 DOUBTFUL = 1000
 NOTE = "atropos"
+TOO_LARGE = "larger than the batch"
 
 NOT_REGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
 WAIT_FOR_TRAINER = {"status": "wait for trainer to start"}
@@ -93,6 +94,7 @@ class StateBackend:
         if self._notes.epoch and not self._notes.remote:
             if self._notes.committing:
                 await self._state.commit(self._notes.committing, self._notes.epoch)
+                self._notes.committing = []
             await self._state.rewind(self._notes.epoch)
         await self._look()
         now = self._clock()
@@ -117,7 +119,7 @@ class StateBackend:
             self._line.changed()
             await self._save()
             for id in self._line.beyond(registration.batch_size):
-                await self._discard(id, "larger than the batch")
+                await self._discard(id, TOO_LARGE)
         await self._tell()
         return {"uuid": number, **self._misfits(registration)}
 
@@ -234,6 +236,7 @@ class StateBackend:
             if put == "accepted" and item.id not in self._early and not self._is_held(item.id):
                 self._line.add(self._waiting(item))
                 self._latest = item
+                await self._discard_misfit(item)
         finally:
             self._putting[item.id] -= 1
             if not self._putting[item.id]:
@@ -254,6 +257,13 @@ class StateBackend:
         if meta.sequences == environment.group_size:
             return {"status": "received"}
         return {"status": "buffered", "buffer_size": self._line.odd(environment.number, environment.group_size)}
+
+    async def _discard_misfit(self, item: StoredItem) -> None:
+        """End a group that fitted when it was checked, if a trainer with smaller batches has come since."""
+        registration = self._roster.registration
+        if registration is not None and meta_of(item).sequences > registration.batch_size:
+            async with self._lock:
+                await self._discard(item.id, TOO_LARGE)
 
     async def _look(self) -> None:
         """Put into line what waits in the State and is not in it yet."""
@@ -358,12 +368,11 @@ class StateBackend:
             return
         ids = [item.id for delivery in given for item in delivery.items]
         # Written first: a process that dies in between finishes the commit when it starts again.
-        self._notes.committing = ids
-        self._notes.step += len(given)
-        self._outstanding = [delivery for delivery in self._outstanding if not delivery.given]
-        await self._save()
+        after = msgspec.structs.replace(self._notes, step=self._notes.step + len(given), committing=ids)
+        await self._state.set_note(NOTE, msgspec.json.encode(after))
         await self._state.commit(ids, self._notes.epoch)
-        self._notes.committing = []
+        self._notes = msgspec.structs.replace(after, committing=[])
+        self._outstanding = [delivery for delivery in self._outstanding if not delivery.given]
         for id in ids:
             self._known.pop(id, None)
         self.counts["committed"] += len(ids)
@@ -401,12 +410,14 @@ class StateBackend:
             raise Refused(("n",), f"a lease of {n} groups can never be had: the API holds {self._state.cap} at most")
         try:
             async with asyncio.timeout(wait), self._changed:
-                await self._changed.wait_for(lambda: len(self._line) >= n or self._fenced_out(fence))
+                await self._changed.wait_for(
+                    lambda: len(self._line) >= n or self._fenced_out(fence) or self._leased_before(key)
+                )
         except TimeoutError:
             return []
         async with self._lock:
             self._check_fence(fence)
-            if self._last_lease is not None and self._last_lease[0] == key:
+            if self._last_lease is not None and self._leased_before(key):
                 return self._last_lease[1]
             if len(self._line) < n:
                 return []
@@ -529,6 +540,9 @@ class StateBackend:
         self._remote.pop(id, None)
         self._leased.pop(id, None)
         self.counts[f"discarded: {reason}"] += 1
+
+    def _leased_before(self, key: str) -> bool:
+        return self._last_lease is not None and self._last_lease[0] == key
 
     def _fenced_out(self, fence: int) -> bool:
         return fence != self._notes.epoch or not self._notes.remote
