@@ -75,14 +75,8 @@ async def test_a_lost_answer_is_asked_for_again(api: Any, state: ApiState, make_
     fence = await state.fence()
     for first in (1, 2):
         await api.post("/scored_data", make_group(first))
-    once, again = [
-        (
-            await api.session.post(
-                f"{api.url}/tinker-atropos/lease", data=json.dumps({"n": 1, "fence": fence, "key": "k"})
-            )
-        )
-        for _ in range(2)
-    ]
+    asked = json.dumps({"n": 2, "fence": fence, "key": "k", "wait": 5})
+    once, again = [await api.session.post(f"{api.url}/tinker-atropos/lease", data=asked) for _ in range(2)]
     assert once.status == 200
     assert await once.read() == await again.read()
     await api.post("/scored_data", make_group(3))
