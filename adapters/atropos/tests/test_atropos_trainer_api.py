@@ -100,3 +100,19 @@ async def test_what_can_never_be_had_is_refused(api: Any, state: ApiState) -> No
         await state.lease(1000, fence)
     for path in ("lease", "commit", "discard", "rewind", "publish"):
         assert (await api.call("POST", f"/tinker-atropos/{path}", {"fence": "x"}))[0] == 422
+
+
+async def test_a_trainer_that_registers_first_may_commit_what_went_back_to_the_line(
+    api: Any, state: ApiState, make_group: Make
+) -> None:
+    await api.register(2)
+    for first in (1, 2, 3):
+        await api.post("/scored_data", make_group(first))
+    leased = await state.lease(2, await state.fence())
+    await api.register(2)  # its next life: everything that was leased waits again …
+    fence = await state.fence()
+    await state.commit([leased[0].item.id], fence)  # … but for what its manifest lists
+    await state.rewind(fence)
+    assert firsts(await state.lease(2, fence)) == [2, 3]
+    details = await api.get("/tinker-atropos/status")
+    assert (details["held"], details["waiting_sequences"], details["environments"]) == (2, 0, 0)

@@ -188,6 +188,7 @@ class StateBackend:
             "waiting_sequences": self._line.sequences,
             "waiting_bytes": self._line.bytes,
             "outstanding_batches": len(self._outstanding),
+            "environments": sum(environment.connected for environment in self._roster.environments),
             "epoch": self._notes.epoch,
             "counts": dict(self.counts),
         }
