@@ -78,7 +78,7 @@ async def test_a_lost_reply_does_nothing_twice(lossy: Lossy, request: pytest.Fix
 
     async def losing(call: Any) -> Any:
         lossy.lose, before = 2, lossy.lost
-        answer = await call
+        answer = await asyncio.wait_for(call, 10)
         assert lossy.lost == before + 2
         return answer
 

@@ -137,6 +137,7 @@ async def test_ended_ids_are_remembered_within_bounds(
     assert await state.put(make_group("6")) == "accepted"
     assert await client.hlen(state.keys.known) == 6
     assert await client.zcard(state.keys.ended) == 5
+    assert await client.hkeys(state.keys.items) == [b"6"]
     for empty in (state.keys.leased, state.keys.held, state.keys.leases):
         assert not await client.exists(empty)
     assert remembered(4) == 10_000
@@ -275,6 +276,38 @@ async def test_a_put_waits_as_long_as_it_was_told(make: Any) -> None:
     queue = [asyncio.create_task(state.put(make_group(id), wait=0.1)) for id in "cde"]
     assert await asyncio.gather(*queue) == ["blocked"] * 3
     assert await state.put(make_group("a"), wait=0) == "duplicate"
+
+
+async def test_a_change_wakes_what_waits_without_a_look(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOK_SECONDS", "BLIND_LOOK_SECONDS"):
+        monkeypatch.setattr(f"tinker_atropos.state.redis_news.{name}", 1_000.0)
+    state, other = make(2, "woken"), make(2, "woken")
+    fence = await state.fence()
+    following = state.watch()
+    async with asyncio.timeout(10):
+        for step in range(3):
+            newer = asyncio.ensure_future(anext(following))
+            leasing = asyncio.create_task(state.lease(2, fence))
+            await asyncio.sleep(0.05)
+            await other.publish(PolicyRef("r", 0, step, "x"))
+            await other.put(make_group(f"a{step}"))
+            await other.put(make_group(f"b{step}"))
+            assert (await newer).step == step
+            assert [one.item.id for one in await leasing] == [f"a{step}", f"b{step}"]
+            putting = asyncio.create_task(other.put(make_group(f"c{step}")))
+            await asyncio.sleep(0.05)
+            await state.discard(f"a{step}", "stale")
+            assert await putting == "accepted"
+            putting = asyncio.create_task(other.put(make_group(f"d{step}")))
+            await asyncio.sleep(0.05)
+            await state.commit([f"b{step}"], fence)
+            assert await putting == "accepted"
+            await state.commit([f"c{step}", f"d{step}"], fence)
+        waiting = asyncio.create_task(state.lease(1, fence))
+        await asyncio.sleep(0.05)
+        await other.fence()
+        with pytest.raises(FencedOut):
+            await waiting
 
 
 async def test_waiting_without_a_change_asks_seldom(make: Any, client: Redis) -> None:
