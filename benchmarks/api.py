@@ -2,11 +2,12 @@
 
 A group is 16 sequences of 512 tokens with masks, log-probabilities and messages, as JSON in gzip: what atroposlib's
 environments send. Eight processes post their share each over one connection; then one client fetches batches of 256
-sequences until all are out. The clients neither parse nor compress while the clock runs; what came out is checked after.
+sequences until all are out. Clients neither parse nor compress while the clock runs; what came out is checked after.
 Peak memory is the server process's own (VmHWM). Last, at a cap of 100 groups, clients go on posting for some seconds.
 
 The original runs in an interpreter of its own: `--original PYTHON` or TINKER_ATROPOS_ORIGINAL_PYTHON names one that has
-atroposlib 0.4.0, fastapi and uvicorn; without, one is made from the package index. `--redis URL` adds ours on Redis.
+atroposlib 0.4.0, fastapi and uvicorn; without, one is made from the package index. Ours also runs on a Redis that is
+started for it and writes each change to disk before it answers (`appendfsync always`); `--redis URL` names another.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,12 +241,16 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=1, help="runs of each; the median counts")
     parser.add_argument("--original", help="an interpreter that has atroposlib 0.4.0")
-    parser.add_argument("--redis", help="redis://… of a server that may be filled")
+    parser.add_argument("--redis", help="redis://… of a server that may be filled; without, one is started")
     asked = parser.parse_args()
+    from tinker_atropos.contract_tests.redis_server import RedisServer, find_servers
+
     ours = [sys.executable, "-m", "tinker_atropos", "run-api", "--cap", str(2 * asked.groups)]
     failed = False
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
+        if not asked.redis and find_servers():
+            asked.redis = stack.enter_context(RedisServer(folder / "redis")).url
         commands = {"original": original(asked.original, folder), "memory": [*ours, "--state", "memory"]}
         if asked.redis:
             commands["redis"] = [*ours, "--state", asked.redis, "--run", f"bench-{os.getpid()}"]

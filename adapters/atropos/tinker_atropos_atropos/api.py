@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 from isal import isal_zlib
-from tinker_atropos.state import FencedOut
+from tinker_atropos.state import FencedOut, StateError, StoredItem
 
 from tinker_atropos_atropos.backend import Arrival, Backend, Conflict, Delivery, Full
 from tinker_atropos_atropos.bodies import GZIP, LEVEL, WORTH_GZIP, BadBody, TooLarge, gunzip, gzipped
 from tinker_atropos_atropos.posted import Refused, normal_form, path_text, read_group, read_groups, read_small
 from tinker_atropos_atropos.roster import EnvIdentifier, RegisterEnv, Registration
-from tinker_atropos_atropos.stored import StoredItem
+from tinker_atropos_atropos.stored import json_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -35,7 +35,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 SMALL_BODY = 64 * 1024
 """Bytes of a document that is no group; also up to where a group is decoded on the event loop."""
 BODY_SECONDS = 60.0
-READING = 16
+READING = 64
 """Bodies of groups that are read at one time."""
 CHUNK = 256 * 1024
 RETRY_AFTER = 5
@@ -58,8 +58,8 @@ class ApiSettings:
     """
 
     token: str | None = None
-    max_body: int = 64 * 1024**2
-    max_plain: int = 256 * 1024**2
+    max_body: int = 32 * 1024**2
+    max_plain: int = 128 * 1024**2
     hold: float = 240.0
 
 
@@ -169,10 +169,19 @@ class _Routes:
         await self._backend.room(self._settings.hold)
         async with self._reading:
             body, packed = await self._body(request)
-            decode = functools.partial(_arrivals, body, packed, self._settings.max_plain, many, key)
-            arrivals = await self._in_thread(decode) if packed or len(body) > SMALL_BODY else decode()
-            del body, decode
-        return await self._backend.put(arrivals, max(0.0, deadline - loop.time()))
+            prepare = functools.partial(self._prepare, body, packed, many, key)
+            prepared = await self._in_thread(prepare) if packed or len(body) > SMALL_BODY else prepare()
+            del body, prepare
+        return await self._backend.put(prepared, max(0.0, deadline - loop.time()))
+
+    def _prepare(self, body: bytes, packed: bool, many: bool, key: str | None) -> list[Any]:
+        plain = gunzip(body, self._settings.max_plain) if packed else body
+        if not many:
+            return [self._backend.prepare(Arrival(read_group(plain), body if packed else None, key))]
+        # Equal groups of one list are several groups; the list posted again is the same ones.
+        key = key or hashlib.sha256(plain).hexdigest()[:32]
+        groups = enumerate(read_groups(plain))
+        return [self._backend.prepare(Arrival(group, None, f"{key}#{index}")) for index, group in groups]
 
     async def _body(self, request: web.Request) -> tuple[bytes, bool]:
         encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
@@ -215,15 +224,6 @@ class _Routes:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
 
-def _arrivals(body: bytes, packed: bool, limit: int, many: bool, key: str | None) -> list[Arrival]:
-    plain = gunzip(body, limit) if packed else body
-    if many:
-        # Equal groups of one list are several groups; the list posted again is the same ones.
-        key = key or hashlib.sha256(plain).hexdigest()[:32]
-        return [Arrival(group, None, f"{key}#{index}") for index, group in enumerate(read_groups(plain))]
-    return [Arrival(read_group(plain), body if packed else None, key)]
-
-
 def _render(items: list[StoredItem], packed: bool) -> bytes:
     packer = isal_zlib.compressobj(LEVEL, isal_zlib.DEFLATED, GZIP) if packed else None
     parts: list[bytes] = []
@@ -235,7 +235,7 @@ def _render(items: list[StoredItem], packed: bool) -> bytes:
     for index, item in enumerate(items):
         if index:
             add(b",")
-        add(normal_form(item.json()))
+        add(normal_form(json_of(item)))
     add(b"]}")
     if packer is not None:
         parts.append(packer.flush())
@@ -295,6 +295,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _json({"detail": str(error)}, 503, **{"Retry-After": str(RETRY_AFTER)})
     except (Conflict, FencedOut) as error:
         return _json({"status": "error", "message": str(error), "detail": str(error), "batch": []}, 409)
+    except StateError as error:
+        log.error("%s %s: %s", request.method, request.path, error)
+        return _json({"detail": str(error)}, 503, **{"Retry-After": str(RETRY_AFTER)})
     except web.HTTPException as error:
         if error.status < 400:
             raise

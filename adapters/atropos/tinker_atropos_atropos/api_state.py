@@ -11,11 +11,8 @@ from typing import Any
 import aiohttp
 import msgspec
 from tinker_atropos.errors import RunError, TransientError
-from tinker_atropos.state import FencedOut
+from tinker_atropos.state import FencedOut, Leased, StoredItem
 from tinker_atropos.trajectory import PolicyRef
-
-from tinker_atropos_atropos.items import LeasedItem
-from tinker_atropos_atropos.stored import StoredItem
 
 ATTEMPTS = 8
 
@@ -49,14 +46,14 @@ class ApiState:
         self._fence = int(msgspec.json.decode(await self._post("fence", {}))["fence"])
         return self._fence
 
-    async def lease(self, n: int, fence: int) -> list[LeasedItem]:
+    async def lease(self, n: int, fence: int) -> list[Leased[StoredItem]]:
         """Take the `n` oldest groups together; waits until there are that many."""
         key = uuid.uuid4().hex
         while True:
             answer = await self._post("lease", {"n": n, "fence": fence, "key": key})
             items = msgspec.msgpack.decode(answer, type=list[tuple[str, str, dict[str, Any], bytes]])
             if items:
-                return [LeasedItem(StoredItem(id, body, meta, kind), fence) for id, kind, meta, body in items]
+                return [Leased(StoredItem(id, kind, body, meta), fence) for id, kind, meta, body in items]
 
     async def commit(self, consumed: Collection[str], fence: int) -> None:
         """Forget leased groups that a manifest lists as consumed."""

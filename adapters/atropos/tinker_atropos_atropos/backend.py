@@ -7,9 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tinker_atropos.state import StoredItem
+
 from tinker_atropos_atropos.posted import Arrived
 from tinker_atropos_atropos.roster import RegisterEnv, Registration
-from tinker_atropos_atropos.stored import StoredItem
 
 
 class Full(Exception):
@@ -63,7 +64,11 @@ class Backend(Protocol):
         """Return once a group would be taken; raises `Full` after `wait` seconds."""
         ...
 
-    async def put(self, arrivals: Sequence[Arrival], wait: float) -> list[dict[str, Any]]:
+    def prepare(self, arrival: Arrival) -> Any:
+        """Return what `put` takes of a checked group, and nothing that is not needed while it waits; in a thread."""
+        ...
+
+    async def put(self, prepared: Sequence[Any], wait: float) -> list[dict[str, Any]]:
         """Take groups, one answer each, once they are safe. Raises `Refused`, `Full`."""
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 from isal import isal_zlib
+from isal.igzip_lib import IsalError
 
 GZIP = 31
 """`wbits` of a gzip member, as zlib counts them."""
@@ -33,7 +34,7 @@ def gunzip(body: bytes, limit: int) -> bytes:
         member = isal_zlib.decompressobj(wbits=GZIP)
         try:
             part = member.decompress(rest, max_length=limit - made + 1)
-        except (zlib.error, ValueError) as error:
+        except (zlib.error, IsalError, ValueError) as error:  # type: ignore[misc] # its stub calls it a value
             raise BadBody(f"the body is no valid gzip: {error}") from error
         made += len(part)
         if made > limit:

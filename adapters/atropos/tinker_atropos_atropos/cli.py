@@ -32,9 +32,9 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     show_default=True,
     help="Seconds a batch waits for an environment's minimum after its last group.",
 )
-@click.option("--max-body", type=int, default=64 * 1024**2, show_default=True, help="Bytes of a body at most.")
+@click.option("--max-body", type=int, default=32 * 1024**2, show_default=True, help="Bytes of a body at most.")
 @click.option(
-    "--max-plain", type=int, default=256 * 1024**2, show_default=True, help="Bytes of a decompressed body at most."
+    "--max-plain", type=int, default=128 * 1024**2, show_default=True, help="Bytes of a decompressed body at most."
 )
 @click.option("--token-file", type=FILE, default=None, help="File with the token that clients must send.")
 @click.option("--tls-cert", type=FILE, default=None, help="Certificate chain, PEM.")
@@ -65,9 +65,9 @@ async def _run(
     tls_key: Path | None,
 ) -> None:
     from tinker_atropos.errors import ConfigError
+    from tinker_atropos.state import open_state
 
     from tinker_atropos_atropos.api import ApiSettings
-    from tinker_atropos_atropos.items import open_items
     from tinker_atropos_atropos.serving import read_token, serve, tls_context
     from tinker_atropos_atropos.state_backend import StateBackend
 
@@ -79,7 +79,11 @@ async def _run(
         click.echo("--reload has no effect here: the API is no code under development", err=True)
     settings = ApiSettings(None if token_file is None else read_token(token_file), max_body, max_plain, hold)
     tls = tls_context(tls_cert, tls_key)
-    backend = StateBackend(await open_items(state, run, cap), cap_bytes=cap_bytes, patience=patience)
+    if cap < 1:
+        raise ConfigError(f"--cap {cap}: the API must hold at least one group")
+    # What is kept is gzip already.
+    opened = await open_state(state, run, cap, say=lambda line: click.echo(line, err=True), compress="none")
+    backend = StateBackend(opened, cap_bytes=cap_bytes, patience=patience)
     if state == "memory":
         click.echo("groups wait in memory: they end with this process", err=True)
     await serve(backend, settings, host=host, port=port, tls=tls, say=_say)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -16,9 +17,11 @@ T = TypeVar("T")
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Label: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
-WHOLE = 2 * 1024 * 1024
+WHOLE = 4 * 1024 * 1024
 """Bytes up to which a group is decoded in one go; beyond, row by row, so that other threads get their turn."""
 
+_LENIENT = json.JSONDecoder()
+_BLANK = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(rb"-?Infinity|NaN")
 _KEY = re.compile(rb'"([^"\\]{1,80})"\s*:')
 
@@ -104,8 +107,32 @@ def read_groups(body: bytes) -> list[Arrived]:
     try:
         raws = _RAW_LIST.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _name_group(body)
         raise refusal(error, body, ()) from error
     return [read_group(bytes(raw), (index,)) for index, raw in enumerate(raws)]
+
+
+def _name_group(body: bytes) -> None:
+    """Raise `Refused` for the first group of a broken list, which the list's own decoder can't tell by number."""
+    text = body.decode("latin-1")  # a character a byte
+    at, index = _after(text, text.find("[") + 1), 0
+    while at < len(text) and text[at] == "{":
+        try:
+            _, end = _LENIENT.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            end = len(text)
+        read_group(body[at:end], (index,))
+        at = _after(text, end)
+        if text[at : at + 1] != ",":
+            return
+        at, index = _after(text, at + 1), index + 1
+
+
+def _after(text: str, at: int) -> int:
+    """Return the place of the next character that is no blank."""
+    blank = _BLANK.match(text, at)
+    assert blank is not None
+    return blank.end()
 
 
 def normal_form(body: bytes) -> bytes:

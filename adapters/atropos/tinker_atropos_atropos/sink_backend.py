@@ -111,13 +111,17 @@ class SinkBackend:
         except TimeoutError:
             raise Full(f"{AT_ONCE} groups wait for the trainer already; post again later") from None
 
-    async def put(self, arrivals: Sequence[Arrival], wait: float) -> list[dict[str, Any]]:
+    def prepare(self, arrival: Arrival) -> Arrival:
+        """Return the group as it is: it is converted once a place is free."""
+        return arrival
+
+    async def put(self, prepared: Sequence[Arrival], wait: float) -> list[dict[str, Any]]:
         """Hand groups to the run; each is taken, or discarded with a reason, before its answer is given."""
-        for arrival in arrivals:
+        for arrival in prepared:
             self._check(arrival.group)
         deadline = time.monotonic() + wait
         async with self._places:
-            return [await self._put(arrival, deadline) for arrival in arrivals]
+            return [await self._put(arrival, deadline) for arrival in prepared]
 
     async def _put(self, arrival: Arrival, deadline: float) -> dict[str, Any]:
         posted = arrival.group.posted

@@ -8,25 +8,29 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
-from tinker_atropos.state import FencedOut
+from tinker_atropos.state import FencedOut, Leased, State, StoredItem
 
 from tinker_atropos_atropos.backend import Arrival, Delivery, Full
-from tinker_atropos_atropos.items import Items, LeasedItem
 from tinker_atropos_atropos.line import Line, Waiting
 from tinker_atropos_atropos.posted import Refused, normal_form
 from tinker_atropos_atropos.roster import Environment, RegisterEnv, Registration, Roster, admitted
 from tinker_atropos_atropos.selection import possible
-from tinker_atropos_atropos.stored import StoredItem, store
+from tinker_atropos_atropos.stored import json_of, meta_of, store
 
 log = logging.getLogger(__name__)
 
 CAP_BYTES = 2 * 1024**3
 PATIENCE = 120.0
 """Seconds for which a batch waits for an environment's minimum after that environment's last group."""
-RETRY = 0.5
+BLOCKED = 64
+"""Posts that may wait for room with their bodies read: what is posted again must not wait behind what is new."""
+DOUBTFUL = 1000
+NOTE = "atropos"
+TOO_LARGE = "larger than the batch"
 
 NOT_REGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
 WAIT_FOR_TRAINER = {"status": "wait for trainer to start"}
@@ -53,13 +57,13 @@ class StateBackend:
 
     def __init__(
         self,
-        items: Items,
+        state: State[StoredItem],
         *,
         cap_bytes: int = CAP_BYTES,
         patience: float = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._items = items
+        self._state = state
         self._cap_bytes = cap_bytes
         self._patience = patience
         self._clock = clock
@@ -73,23 +77,26 @@ class StateBackend:
         self._outstanding: list[Delivery] = []
         self._known: dict[str, Waiting] = {}  # groups of outstanding batches
         self._arrivals = 0
+        self._putting: Counter[str] = Counter()
+        self._early: set[str] = set()  # of those, leased before their put had come back
+        self._doubtful: set[str] = set()  # put without a clear answer
         self._latest: StoredItem | None = None
         self._heard: dict[int, float] = {}
-        self._last_lease: tuple[str, list[LeasedItem]] | None = None
+        self._last_lease: tuple[str, list[Leased[StoredItem]]] | None = None
         self.counts: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Continue with what the State and its notes hold."""
-        saved = await self._items.load_notes()
+        saved = await self._state.note(NOTE)
         if saved is not None:
             self._notes = msgspec.json.decode(saved, type=Notes)
             self._roster.restore(self._notes.registration, self._notes.environments)
         if self._notes.epoch and not self._notes.remote:
             if self._notes.committing:
-                await self._items.commit(self._notes.committing, self._notes.epoch)
-            await self._items.rewind(self._notes.epoch)
-        for item in await self._items.waiting():
-            self._line.add(self._waiting(item))
+                await self._state.commit(self._notes.committing, self._notes.epoch)
+                self._notes.committing = []
+            await self._state.rewind(self._notes.epoch)
+        await self._look()
         now = self._clock()
         self._heard = {environment.number: now for environment in self._roster.environments}
         if len(self._line):
@@ -97,7 +104,7 @@ class StateBackend:
 
     async def close(self) -> None:
         """Close the State."""
-        await self._items.close()
+        await self._state.close()
 
     # Who takes part.
 
@@ -112,7 +119,7 @@ class StateBackend:
             self._line.changed()
             await self._save()
             for id in self._line.beyond(registration.batch_size):
-                await self._discard(id, "larger than the batch")
+                await self._discard(id, TOO_LARGE)
         await self._tell()
         return {"uuid": number, **self._misfits(registration)}
 
@@ -124,11 +131,11 @@ class StateBackend:
                 return WAIT_FOR_TRAINER
             self._roster.check_fit(asked)
             needed = -(-registration.batch_size // asked.group_size)
-            if needed > self._items.cap:
+            if needed > self._state.cap:
                 raise Refused(
                     ("group_size",),
                     f"a batch of {registration.batch_size} takes {needed} groups of {asked.group_size}, and the API "
-                    f"holds {self._items.cap}; start it with --cap {2 * needed} or more",
+                    f"holds {self._state.cap}; start it with --cap {2 * needed} or more",
                 )
             environment = self._roster.admit(asked)
             self._heard[environment.number] = self._clock()
@@ -178,10 +185,11 @@ class StateBackend:
             **self.status(),
             "environments": len(self._roster.environments),
             "held": self._held,
-            "cap": self._items.cap,
+            "cap": self._state.cap,
             "waiting_sequences": self._line.sequences,
             "waiting_bytes": self._line.bytes,
             "outstanding_batches": len(self._outstanding),
+            "environments": sum(environment.connected for environment in self._roster.environments),
             "epoch": self._notes.epoch,
             "counts": dict(self.counts),
         }
@@ -189,69 +197,95 @@ class StateBackend:
     # What comes in.
 
     async def room(self, wait: float) -> None:
-        """Wait until a group would be taken."""
-        try:
-            async with asyncio.timeout(wait), self._changed:
-                await self._changed.wait_for(self._has_room)
-        except TimeoutError:
-            raise self._full() from None
+        """Wait until a group would be taken, or may wait with its body read."""
+        await self._wait_for(lambda: self._has_room() or len(self._putting) < BLOCKED, wait)
 
-    async def put(self, arrivals: Sequence[Arrival], wait: float) -> list[dict[str, Any]]:
+    def prepare(self, arrival: Arrival) -> StoredItem:
+        """Return a group as it is kept."""
+        return store(arrival.group, arrival.compressed, arrival.key)
+
+    async def put(self, prepared: Sequence[StoredItem], wait: float) -> list[dict[str, Any]]:
         """Take groups; each is in the State before its answer is given."""
-        for arrival in arrivals:
-            self._check(arrival)
+        for item in prepared:
+            self._check(item)
         deadline = self._clock() + wait
-        return [await self._put(arrival, deadline) for arrival in arrivals]
+        return [await self._put(item, deadline) for item in prepared]
 
     def latest(self) -> bytes | None:
         """Return the group that arrived last."""
-        return None if self._latest is None else normal_form(self._latest.json())
+        return None if self._latest is None else normal_form(json_of(self._latest))
 
-    def _check(self, arrival: Arrival) -> None:
-        group, registration = arrival.group, self._roster.registration
-        if group.posted.env_id is not None:
-            self._known_env(group.posted.env_id, ("env_id",))
-        if registration is not None and group.sequences > registration.batch_size:
+    def _check(self, item: StoredItem) -> None:
+        registration, meta = self._roster.registration, meta_of(item)
+        if meta.env is not None:
+            self._known_env(meta.env, ("env_id",))
+        if registration is not None and meta.sequences > registration.batch_size:
             raise Refused(
-                ("tokens",),
-                f"a group of {group.sequences} sequences never fits a batch of {registration.batch_size}",
+                ("tokens",), f"a group of {meta.sequences} sequences never fits a batch of {registration.batch_size}"
             )
 
-    async def _put(self, arrival: Arrival, deadline: float) -> dict[str, Any]:
-        group = arrival.group
-        env = group.posted.env_id
-        id = f"{self._notes.generation}-{group.digest if arrival.key is None else f'k{arrival.key}'}"
-        item = (
-            await asyncio.to_thread(store, group, id, arrival.compressed)
-            if _slow(arrival)
-            else store(group, id, arrival.compressed)
-        )
-        while True:
-            async with self._lock:
-                put = await self._items.put(item, wait=0) if self._has_room() else "blocked"
-                if put == "accepted":
-                    self._line.add(self._waiting(item))
-                    self._latest = item
-            if put != "blocked":
-                break
-            # A duplicate needs no room, but only the State knows it for one; `room` waits for whatever frees some.
-            left = deadline - self._clock()
-            if left <= 0:
+    async def _put(self, item: StoredItem, deadline: float) -> dict[str, Any]:
+        # After a reset the same content is another group.
+        item = replace(item, id=f"{self._notes.generation}-{item.id}")
+        if not self._is_held(item.id):
+            await self._wait_for(self._has_bytes, deadline - self._clock())
+        self._putting[item.id] += 1
+        try:
+            put = await self._state.put(item, wait=max(0.0, deadline - self._clock()))
+            if put == "blocked":
+                self._doubtful.add(item.id)  # Redis may have it all the same, if it did not answer in time
                 raise self._full()
-            if self._has_room():  # the State holds leases of a trainer that this process does not know of
-                await asyncio.sleep(min(RETRY, left))
-            else:
-                await self.room(left)
+            if put == "accepted" and item.id not in self._early and not self._is_held(item.id):
+                self._line.add(self._waiting(item))
+                self._latest = item
+                await self._discard_misfit(item)
+        finally:
+            self._putting[item.id] -= 1
+            if not self._putting[item.id]:
+                del self._putting[item.id]
+                self._early.discard(item.id)
         if put == "duplicate":
             self.counts["duplicates"] += 1
-        else:
-            await self._tell()
-        if env is None or (environment := self._roster.find(env)) is None:
+            if item.id in self._doubtful:
+                await self._look()
+        if len(self._doubtful) > DOUBTFUL:
+            await self._look()
+        await self._tell()
+        meta = meta_of(item)
+        environment = None if meta.env is None else self._roster.find(meta.env)
+        if environment is None:
             return {"status": "received"}
-        self._heard[env] = self._clock()
-        if group.sequences == environment.group_size:
+        self._heard[environment.number] = self._clock()
+        if meta.sequences == environment.group_size:
             return {"status": "received"}
-        return {"status": "buffered", "buffer_size": self._line.odd(env, environment.group_size)}
+        return {"status": "buffered", "buffer_size": self._line.odd(environment.number, environment.group_size)}
+
+    async def _discard_misfit(self, item: StoredItem) -> None:
+        """End a group that fitted when it was checked, if a trainer with smaller batches has come since."""
+        registration = self._roster.registration
+        if registration is not None and meta_of(item).sequences > registration.batch_size:
+            async with self._lock:
+                await self._discard(item.id, TOO_LARGE)
+
+    async def _look(self) -> None:
+        """Put into line what waits in the State and is not in it yet."""
+        async with self._lock:
+            self._doubtful.clear()
+            waiting = await self._state.size()
+            pending = await self._state.pending() if waiting else []
+            for item in pending[max(0, len(pending) - waiting) :]:
+                if not self._is_held(item.id) and item.id not in self._putting:
+                    self._line.add(self._waiting(item))
+
+    def _is_held(self, id: str) -> bool:
+        return id in self._line or id in self._known or id in self._remote
+
+    async def _wait_for(self, condition: Callable[[], bool], wait: float) -> None:
+        try:
+            async with asyncio.timeout(wait), self._changed:
+                await self._changed.wait_for(condition)
+        except TimeoutError:
+            raise self._full() from None
 
     # What goes out.
 
@@ -288,8 +322,9 @@ class StateBackend:
             return {"batch": None}
         missing = self._line.to_lease(ids)
         while missing:
-            for leased in await self._items.lease(missing, self._notes.epoch):
+            for leased in await self._state.lease(missing, self._notes.epoch):
                 self._leased[leased.item.id] = leased.item
+                self._arrive(leased.item)
                 self._line.mark_leased(leased.item.id)
             missing = self._line.to_lease(ids)
         delivery = Delivery([self._leased.pop(id) for id in ids])
@@ -299,6 +334,13 @@ class StateBackend:
             self._known[id] = group
         self._outstanding.append(delivery)
         return delivery
+
+    def _arrive(self, item: StoredItem) -> None:
+        """Put into line what was leased while its put is still on its way back."""
+        if item.id not in self._line:
+            self._line.add(self._waiting(item))
+            if item.id in self._putting:
+                self._early.add(item.id)
 
     def _waits_for_minimum(self, owed: dict[int, int]) -> bool:
         """Return whether a batch waits for an environment that is short of its minimum.
@@ -328,12 +370,11 @@ class StateBackend:
             return
         ids = [item.id for delivery in given for item in delivery.items]
         # Written first: a process that dies in between finishes the commit when it starts again.
-        self._notes.committing = ids
-        self._notes.step += len(given)
+        after = msgspec.structs.replace(self._notes, step=self._notes.step + len(given), committing=ids)
+        await self._state.set_note(NOTE, msgspec.json.encode(after))
+        await self._state.commit(ids, self._notes.epoch)
+        self._notes = msgspec.structs.replace(after, committing=[])
         self._outstanding = [delivery for delivery in self._outstanding if not delivery.given]
-        await self._save()
-        await self._items.commit(ids, self._notes.epoch)
-        self._notes.committing = []
         for id in ids:
             self._known.pop(id, None)
         self.counts["committed"] += len(ids)
@@ -362,26 +403,29 @@ class StateBackend:
         await self._tell()
         return self._notes.epoch
 
-    async def lease(self, n: int, fence: int, wait: float, key: str) -> list[LeasedItem]:
+    async def lease(self, n: int, fence: int, wait: float, key: str) -> list[Leased[StoredItem]]:
         """Take the `n` oldest groups; an empty list once `wait` seconds have passed without that many.
 
         The same `key` again gives the same groups again, for the client whose answer was lost.
         """
-        if n > self._items.cap:
-            raise Refused(("n",), f"a lease of {n} groups can never be had: the API holds {self._items.cap} at most")
+        if n > self._state.cap:
+            raise Refused(("n",), f"a lease of {n} groups can never be had: the API holds {self._state.cap} at most")
         try:
             async with asyncio.timeout(wait), self._changed:
-                await self._changed.wait_for(lambda: len(self._line) >= n or self._fenced_out(fence))
+                await self._changed.wait_for(
+                    lambda: len(self._line) >= n or self._fenced_out(fence) or self._leased_before(key)
+                )
         except TimeoutError:
             return []
         async with self._lock:
             self._check_fence(fence)
-            if self._last_lease is not None and self._last_lease[0] == key:
+            if self._last_lease is not None and self._leased_before(key):
                 return self._last_lease[1]
             if len(self._line) < n:
                 return []
-            leased = await self._items.lease(n, fence)
+            leased = await self._state.lease(n, fence)
             for entry in leased:
+                self._arrive(entry.item)
                 group = self._line.remove(entry.item.id)
                 if group is not None:
                     self._remote[entry.item.id] = group
@@ -391,9 +435,10 @@ class StateBackend:
     async def commit(self, consumed: Collection[str], fence: int) -> None:
         """End groups that a checkpoint lists as consumed."""
         async with self._lock:
-            await self._items.commit(consumed, fence)
+            await self._state.commit(consumed, fence)
             for id in consumed:
                 self._remote.pop(id, None)
+                self._line.remove(id)
             self._last_lease = None
             self.counts["committed"] += len(consumed)
         await self._tell()
@@ -431,11 +476,14 @@ class StateBackend:
         return len(self._line) + len(self._known) + len(self._remote)
 
     def _has_room(self) -> bool:
-        return self._held < self._items.cap and (self._line.bytes < self._cap_bytes or not len(self._line))
+        return self._held < self._state.cap and self._has_bytes()
+
+    def _has_bytes(self) -> bool:
+        return self._line.bytes < self._cap_bytes or not len(self._line)
 
     def _full(self) -> Full:
         return Full(
-            f"{self._held} groups are held and {self._items.cap} may be ({self._line.bytes} bytes wait, "
+            f"{self._held} groups are held and {self._state.cap} may be ({self._line.bytes} bytes wait, "
             f"{self._cap_bytes} may): the trainer has fallen behind; post again later"
         )
 
@@ -447,8 +495,8 @@ class StateBackend:
 
     def _waiting(self, item: StoredItem) -> Waiting:
         self._arrivals += 1
-        size = len(item.body) or int(item.meta["size"])
-        return Waiting(item.id, item.sequences, item.env, size, self._arrivals)
+        meta = meta_of(item)
+        return Waiting(item.id, meta.sequences, meta.env, len(item.body), self._arrivals)
 
     def _misfits(self, registration: Registration) -> dict[str, Any]:
         """Say which environments that are there already can't fill a batch of the new size."""
@@ -467,7 +515,7 @@ class StateBackend:
         """Begin an epoch. Batches on their way or not acknowledged are no longer anybody's."""
         # A trainer that leases and follows another of its kind commits what its checkpoint lists before it rewinds.
         leaves_to_trainer = remote and self._notes.remote
-        self._notes.epoch = await self._items.fence()
+        self._notes.epoch = await self._state.fence()
         self._notes.remote = remote
         self._outstanding = []
         self._last_lease = None
@@ -475,7 +523,7 @@ class StateBackend:
             await self._rewind(self._notes.epoch)
 
     async def _rewind(self, fence: int) -> list[StoredItem]:
-        items = await self._items.rewind(fence)
+        items = await self._state.rewind(fence)
         known = {**self._known, **self._remote}
         back = []
         for place, item in enumerate(items):
@@ -489,11 +537,14 @@ class StateBackend:
         return items
 
     async def _discard(self, id: str, reason: str) -> None:
-        await self._items.discard(id, reason)
+        await self._state.discard(id, reason)
         self._line.remove(id)
         self._remote.pop(id, None)
         self._leased.pop(id, None)
         self.counts[f"discarded: {reason}"] += 1
+
+    def _leased_before(self, key: str) -> bool:
+        return self._last_lease is not None and self._last_lease[0] == key
 
     def _fenced_out(self, fence: int) -> bool:
         return fence != self._notes.epoch or not self._notes.remote
@@ -504,12 +555,8 @@ class StateBackend:
 
     async def _save(self) -> None:
         self._notes.environments = self._roster.environments
-        await self._items.save_notes(msgspec.json.encode(self._notes))
+        await self._state.set_note(NOTE, msgspec.json.encode(self._notes))
 
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def _slow(arrival: Arrival) -> bool:
-    return arrival.compressed is None and len(arrival.group.body) > 64 * 1024

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import msgspec
+from tinker_atropos.state import StoredItem
 
 from tinker_atropos_atropos.bodies import WORTH_GZIP, gunzip, gzipped
 from tinker_atropos_atropos.posted import Arrived
@@ -12,44 +11,38 @@ from tinker_atropos_atropos.posted import Arrived
 KIND = "atropos.group"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredItem:
-    """A posted group at rest.
+class Meta(msgspec.Struct, frozen=True):
+    """What `meta` of a stored group has.
 
-    `meta` has `sequences` (how many), `env` (the number of its environment, or None), `gzip` (whether `body` is
-    compressed) and `size` (bytes of the JSON).
+    `sequences`: how many; `env`: the number of its environment, or None; `gzip`: whether the body is compressed;
+    `size`: bytes of the JSON.
     """
 
-    id: str
-    body: bytes
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    kind: str = KIND
-
-    @property
-    def sequences(self) -> int:
-        """How many sequences the group holds."""
-        return int(self.meta["sequences"])
-
-    @property
-    def env(self) -> int | None:
-        """The number of the environment that posted it, where it said so."""
-        number = self.meta.get("env")
-        return None if number is None else int(number)
-
-    def json(self) -> bytes:
-        """Return the group's JSON."""
-        return gunzip(self.body, int(self.meta["size"])) if self.meta["gzip"] else self.body
+    sequences: int
+    env: int | None
+    gzip: bool
+    size: int
 
 
-def store(arrived: Arrived, id: str, compressed: bytes | None) -> StoredItem:
-    """Return what is kept of a group; `compressed` is the gzip that its JSON came as, if it came alone in one."""
+def meta_of(item: StoredItem) -> Meta:
+    """Return what is known of a stored group without reading it."""
+    return msgspec.convert(item.meta, Meta)
+
+
+def json_of(item: StoredItem) -> bytes:
+    """Return a stored group's JSON."""
+    meta = meta_of(item)
+    return gunzip(item.body, meta.size) if meta.gzip else item.body
+
+
+def store(arrived: Arrived, compressed: bytes | None = None, key: str | None = None) -> StoredItem:
+    """Return what is kept of a group, under its poster's `key` or its content's digest.
+
+    `compressed` is the gzip that its JSON came as, if it came alone in one.
+    """
     body = compressed
     if body is None and len(arrived.body) >= WORTH_GZIP:
         body = gzipped(arrived.body)
-    meta = {
-        "sequences": arrived.sequences,
-        "env": arrived.posted.env_id,
-        "gzip": body is not None,
-        "size": len(arrived.body),
-    }
-    return StoredItem(id, arrived.body if body is None else body, meta)
+    meta = Meta(arrived.sequences, arrived.posted.env_id, body is not None, len(arrived.body))
+    id = arrived.digest if key is None else f"k{key}"
+    return StoredItem(id, KIND, arrived.body if body is None else body, msgspec.to_builtins(meta))
