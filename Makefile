@@ -19,7 +19,7 @@ TESTS := $(wildcard tests sdk/tests adapters/*/tests plugins/*/*/tests scripts b
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup run test check lint docs wheels bench bench-humanoid bench-endpoints bench-quickstart conformance clean
+.PHONY: help setup run test check lint docs wheels bench bench-api bench-humanoid bench-endpoints bench-quickstart conformance clean
 
 help:
 	@echo "make setup             create $(VENV) and install everything, editable"
@@ -29,10 +29,11 @@ help:
 	@echo "make docs              only the tests of the docs: links, commands, examples"
 	@echo "make wheels            build every wheel into dist and try them in empty environments"
 	@echo "make bench             performance, beside the peers; ARGS='control_overlap' selects some"
+	@echo "make bench-api         the trajectory API, in memory and on Redis, beside atroposlib's run-api"
 	@echo "make bench-humanoid    environment steps/s of Humanoid beside MuJoCo alone, Gymnasium and EnvPool"
 	@echo "make bench-endpoints   what a request of /generate costs over the bare policy"
 	@echo "make bench-quickstart  learning: three seeds, and a learning rate of 0"
-	@echo "make conformance       tinker-cookbook's own loops against the local Tinker server"
+	@echo "make conformance       tinker-cookbook's own loops on the local Tinker server, Atropos' tests and scripts"
 	@echo "make clean             remove $(VENV), dist and caches; runs stay"
 
 setup: $(STAMP)
@@ -72,6 +73,9 @@ wheels: setup
 bench: setup
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+bench-api: setup
+	$(BIN)/python benchmarks/api.py $(ARGS)
+
 bench-humanoid: setup
 	$(BIN)/python benchmarks/humanoid.py $(ARGS)
 
@@ -80,6 +84,8 @@ bench-endpoints: setup
 
 conformance: setup
 	$(BIN)/python conformance/cookbook.py
+	$(BIN)/python conformance/atropos_scripts.py $(ARGS)
+	$(BIN)/python conformance/protocol.py
 
 bench-quickstart: setup
 	$(BIN)/python benchmarks/learning.py $(ARGS)

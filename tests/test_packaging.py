@@ -89,7 +89,11 @@ def test_parts_of_this_repository_accept_each_other(folder: Path) -> None:
 
 @each_plugin
 def test_folder_name_is_the_entry_point_and_the_import_name(folder: Path) -> None:
-    assert read(folder)["project"]["entry-points"] == {group(folder): {folder.name: f"tinker_atropos_{folder.name}"}}
+    points = dict(read(folder)["project"]["entry-points"])
+    assert points.pop(group(folder)) == {folder.name: f"tinker_atropos_{folder.name}"}
+    assert set(points) <= {"tinker_atropos.commands", "tinker_atropos.envs", "tinker_atropos.compat"}
+    for target in (target for offered in points.values() for target in offered.values()):
+        assert target.startswith(f"tinker_atropos_{folder.name}.")
 
 
 @each_plugin
@@ -109,7 +113,8 @@ def test_the_root_is_the_sdk_and_is_not_published() -> None:
     root, sdk = read(ROOT)["project"], read(SDK)["project"]
     assert root["name"] == sdk["name"]
     assert root["dependencies"] == sdk["dependencies"]
-    assert root["scripts"] == sdk["scripts"]
+    offered = [read(folder)["project"].get("scripts", {}) for folder in FOLDERS]
+    assert root["scripts"] == {name: target for scripts in offered for name, target in scripts.items()}
     assert "Private :: Do Not Upload" in root["classifiers"]
     assert "classifiers" not in sdk
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
@@ -435,3 +435,14 @@ def _check_sizes(config: Config) -> None:
     least = config.rollout.min_group_size
     if least is not None and least > size:
         raise ConfigError(f"rollout.min_group_size: {least} is more than env.group_size {size}")
+
+
+if TYPE_CHECKING:
+    TinkerAtroposConfig: Any
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Find what the original kept here; see `compat`."""
+        from tinker_atropos.compat import find
+
+        return find(__name__, name)

@@ -87,7 +87,8 @@ class RunInfo:
     """What an environment that drives itself may want to know of its run.
 
     `batch_size` and `group_size` count trajectories, `checkpoint_interval` steps. `folder` is the run's own.
-    `max_token_length` bounds prompt and completion together.
+    `max_token_length` bounds prompt and completion together. `max_staleness` counts the optimiser steps that a group
+    may be old when it is trained on.
     """
 
     name: str
@@ -101,6 +102,7 @@ class RunInfo:
     checkpoint_interval: int
     steps_per_eval: int
     filter_equal: bool
+    max_staleness: int = 1
 
 
 class GroupSink(Protocol):

@@ -186,3 +186,14 @@ class TrainerSpec:
     has_account: bool = True
     description: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+if TYPE_CHECKING:
+    TinkerAtroposTrainer: Any
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Find what the original kept here; see `compat`."""
+        from tinker_atropos.compat import find
+
+        return find(__name__, name)

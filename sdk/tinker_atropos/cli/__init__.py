@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
 from typing import Any
 
@@ -24,15 +25,19 @@ COMMANDS = {
 }
 
 
+PLUGIN_COMMANDS = "tinker_atropos.commands"
+"""Entry points of further commands: the name is typed, the value leads to a click command."""
+
+
 class LazyGroup(click.Group):
     """Imports a command's module when that command is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *_plugin_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            return _load_plugin_command(cmd_name)
         module = import_module(f"tinker_atropos.cli.{cmd_name}")
         command: click.Command = module.command
         return command
@@ -40,15 +45,54 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+        offered = {name: f"of {_owner(points[0])}" for name, points in _plugin_commands().items()}
+        if offered:
+            with formatter.section("Commands of installed adapters"):
+                formatter.write_dl(list(offered.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from tinker_atropos.errors import near
+            known = self.list_commands(ctx)
+            if args[0] not in known:
+                from tinker_atropos.errors import near
 
-            ctx.fail(f"no command is called {args[0]!r}.{near(args[0], COMMANDS)} Commands: {', '.join(COMMANDS)}")
+                ctx.fail(f"no command is called {args[0]!r}.{near(args[0], known)} Commands: {', '.join(known)}")
         return super().resolve_command(ctx, args)
+
+
+def _plugin_commands() -> dict[str, list[EntryPoint]]:
+    """Return what installed distributions add, by name; none of it is imported."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=PLUGIN_COMMANDS):
+        if point.name not in COMMANDS:
+            found.setdefault(point.name, {})[point.value] = point  # one distribution may be found twice on sys.path
+    return {name: list(points.values()) for name, points in sorted(found.items())}
+
+
+def _load_plugin_command(name: str) -> click.Command | None:
+    from tinker_atropos.errors import PluginError
+
+    points = _plugin_commands().get(name)
+    if not points:
+        return None
+    if len(points) > 1:
+        owners = " and ".join(map(_owner, points))
+        raise PluginError(f"{len(points)} commands are called {name!r}: of {owners}; uninstall all but one")
+    try:
+        made = points[0].load()
+    except Exception as error:
+        raise PluginError(
+            f"the command {name!r} of {_owner(points[0])} can't be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(made, click.Command):
+        raise PluginError(f"{points[0].value!r} of {_owner(points[0])} is no click command")
+    return made
+
+
+def _owner(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

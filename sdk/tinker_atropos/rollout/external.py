@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -54,20 +55,27 @@ class ExternalProduction:
         async with pool.use() as policy:
             self._tokenizer = await asyncio.to_thread(policy.tokenizer)
             self._context = least_context(policy.context_length, self._config.env.max_token_length)
+        begin = getattr(self.state(), "begin", None)
+        if begin is not None:  # a state elsewhere tells others the run's sizes
+            begin(self._info(self._config.folder, 0 if pool.newest is None else pool.newest.step))
 
     def source(self, context: SourceContext) -> ExternalSource:
         """Return the source of one attempt."""
+        info = self._info(context.folder, context.first_step)
+        return ExternalSource(self._environment, self._config, context, info, self._tokenizer)
+
+    def _info(self, folder: Path, first_step: int) -> RunInfo:
         config = self._config
         if self._context is None:
             raise PluginError(
                 "env.max_token_length: the policy states no context length, and the environment must be told one; "
                 "set it"
             )
-        info = RunInfo(
+        return RunInfo(
             name=config.name,
-            folder=context.folder,
+            folder=folder,
             seed=config.run.seed,
-            starting_step=context.first_step,
+            starting_step=first_step,
             total_steps=config.env.total_steps,
             batch_size=config.env.batch_size,
             group_size=config.env.group_size,
@@ -75,8 +83,8 @@ class ExternalProduction:
             checkpoint_interval=config.trainer.save_checkpoint_interval,
             steps_per_eval=config.env.steps_per_eval,
             filter_equal=config.env.ensure_scores_are_not_same,
+            max_staleness=config.max_staleness,
         )
-        return ExternalSource(self._environment, config, context, info, self._tokenizer)
 
     async def evaluate(self, pool: PolicyPool, tasks: int, step: int) -> Evaluation:
         """The environment evaluates itself."""

@@ -23,6 +23,7 @@ class MemoryState(Generic[ItemT]):
         self._waiting: dict[str, ItemT] = {}
         self._leased: dict[str, ItemT] = {}
         self._ended: dict[str, str] = {}
+        self._notes: dict[str, bytes] = {}
         self._fence = 0
         self._ref: PolicyRef | None = None
         self._closed = False
@@ -108,6 +109,14 @@ class MemoryState(Generic[ItemT]):
     async def size(self) -> int:
         """Return how many items wait."""
         return len(self)
+
+    async def set_note(self, name: str, note: bytes) -> None:
+        """Keep a note beside the items."""
+        self._notes[name] = note
+
+    async def note(self, name: str) -> bytes | None:
+        """Return the note of that name."""
+        return self._notes.get(name)
 
     async def close(self) -> None:
         """End the calls that wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from tinker_atropos.errors import ConfigError, near
@@ -16,12 +16,21 @@ PASSWORD = "TINKER_ATROPOS_REDIS_PASSWORD"
 """The environment variable whose value is the password of an address that names none."""
 
 
-async def open_state(address: str, run: str, cap: int, *, say: Callable[[str], None] | None = None) -> State[Any]:
+async def open_state(
+    address: str,
+    run: str,
+    cap: int,
+    *,
+    say: Callable[[str], None] | None = None,
+    compress: Literal["none", "zlib", "zstd"] | None = None,
+) -> State[Any]:
     """Return the State at `memory`, or at the URL of a Redis or Valkey: `redis://`, `rediss://` (TLS) or `unix://`.
 
-    An address without a password takes the one in `TINKER_ATROPOS_REDIS_PASSWORD`. `cap` is how many items it holds.
-    `say` is told when Redis does not answer, and when it does again (None: a log warning). Raises `ConfigError` for an
-    address that is none, `StateError` within 15 s for a Redis that does not answer or can't keep a run.
+    `cap` is how many items it holds. `say` is told when Redis does not answer, and when it does again (None: a log
+    warning). `compress` None: large items as zstd where it is installed. Raises `ConfigError` for an address that is
+    none, `StateError` within 15 s for a Redis that does not answer or can't keep a run.
+
+    An address without a password takes the one in `TINKER_ATROPOS_REDIS_PASSWORD`.
     """
     if address == "memory":
         return MemoryState(cap)
@@ -38,7 +47,7 @@ async def open_state(address: str, run: str, cap: int, *, say: Callable[[str], N
         if error.name is None or error.name.partition(".")[0] != "redis":
             raise
         raise ConfigError("a state in Redis needs its client: pip install 'tinker-atropos[redis]'") from None
-    state = RedisState[Any](_with_password(address), run, cap, say=say)
+    state = RedisState[Any](_with_password(address), run, cap, say=say, compress=compress)
     try:
         await state.open()
     except BaseException:

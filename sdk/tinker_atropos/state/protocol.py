@@ -72,6 +72,8 @@ class State(Protocol[ItemT]):
     """
 
     durable: bool
+    cap: int
+    """How many items it holds at most."""
 
     async def fence(self) -> int:
         """Begin a trainer's epoch; all older ones are refused from now on."""
@@ -111,6 +113,14 @@ class State(Protocol[ItemT]):
 
     async def size(self) -> int:
         """Return how many items wait; leased ones don't count."""
+        ...
+
+    async def set_note(self, name: str, note: bytes) -> None:
+        """Keep a small note beside the items, as safely as they are kept; a newer one of the name replaces it."""
+        ...
+
+    async def note(self, name: str) -> bytes | None:
+        """Return the note of that name, None if there is none."""
         ...
 
     async def close(self) -> None:

@@ -160,6 +160,14 @@ class RedisState(Generic[ItemT]):
         """Return how many items wait."""
         return int((await self._run(scripts.COUNTS))[0])
 
+    async def set_note(self, name: str, note: bytes) -> None:
+        """Keep a note beside the items."""
+        await self._ask(lambda client: client.hset(self.keys.meta, f"note:{name}", note))
+
+    async def note(self, name: str) -> bytes | None:
+        """Return the note of that name."""
+        return cast(bytes | None, await self._ask(lambda client: client.hget(self.keys.meta, f"note:{name}")))
+
     async def forget(self) -> None:
         """Remove everything that Redis keeps of the run."""
         await self._ask(lambda client: client.unlink(*self.keys.all))

@@ -6,7 +6,8 @@ says. One run has one cap; all who open it should give the same.
 
     …:{run}:meta     hash    `format` of these keys; `fence` the trainer's epoch, `fence_token` the call that began it;
                              `next` arrival of the newest item; `ended` count of ends; `ref` the newest policy, `refs`
-                             how many there were; `rewound` the call that rewound last
+                             how many there were; `rewound` the call that rewound last;
+                             `note:…` a note of that name
     …:{run}:waiting  zset    id by arrival: what a lease may take
     …:{run}:leased   zset    id by arrival: what the trainer holds; back to `waiting` on a rewind
     …:{run}:items    hash    id to the item's bytes (see `codec`), until a commit or a discard

@@ -1,0 +1,176 @@
+"""A run whose groups wait in a trajectory API elsewhere: the real API over a socket, the State that a run has of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from tinker_atropos.errors import RunError, TransientError
+from tinker_atropos.external import Proven
+from tinker_atropos.state import FencedOut, MemoryState
+from tinker_atropos.trajectory import PolicyRef
+from tinker_atropos_atropos.script_config import AtroposConfig
+from tinker_atropos_atropos.script_remote import RemoteEnvironment
+from tinker_atropos_atropos.script_state import RemoteGroups
+from tinker_atropos_atropos.serving import serving
+from tinker_atropos_atropos.state_backend import StateBackend
+
+REF = PolicyRef("run", 0, 0, "fake://0")
+
+
+class Prover:
+    """A fake endpoint that knows of tokens below 100 alone."""
+
+    url, token, model, tokenizer, context_length = "http://127.0.0.1:9/v1", None, "tiny", "/models/tiny", 64
+
+    async def ready(self) -> None:
+        pass
+
+    def prove(self, tokens: Any, logprobs: Any = None) -> Proven:
+        known = np.asarray(tokens) < 100
+        return Proven(known, np.where(known, -0.5, 0).astype(np.float32), (REF,), ("stop",))
+
+
+def posted(first: int) -> dict[str, Any]:
+    rows = [[1, first, place] for place in range(4)]
+    return {"tokens": rows, "masks": [[-100, *row[1:]] for row in rows], "scores": [0.0, 1.0, 0.0, 1.0]}
+
+
+async def send(url: str, method: str, path: str, body: Any = None) -> Any:
+    async with aiohttp.ClientSession() as session, session.request(method, url + path, json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    async with serving(StateBackend(MemoryState(64))) as address:
+        yield address
+
+
+@asynccontextmanager
+async def opened(url: str, info: Any) -> AsyncIterator[tuple[RemoteGroups, int]]:
+    state = RemoteGroups(AtroposConfig(api_url=url, wandb_project="p", wandb_group="g"), None)
+    state.begin(info)
+    try:
+        fence = await state.fence()
+        await state.join(Prover())
+        yield state, fence
+    finally:
+        await state.close()
+
+
+async def test_environments_are_told_the_runs_sizes_and_the_names_for_their_logs(url: str, info: Any) -> None:
+    async with opened(url, info) as (state, _):
+        assert await send(url, "GET", "/info") == {"batch_size": 8, "max_token_len": 257}
+        assert await send(url, "GET", "/wandb_info") == {"group": "g", "project": "p"}
+        asked = {"max_token_length": 256, "desired_name": "math", "weight": 1.0, "group_size": 4}
+        assert (await send(url, "POST", "/register-env", asked))["status"] == "success"
+        await state.publish(PolicyRef("run", 0, 5, "fake://5"))
+        assert (await send(url, "GET", "/status"))["current_step"] == 5
+        seen, waiting = await state.observe()
+        assert (seen.registered, seen.posted, waiting) == (True, 0, 0)
+
+
+async def test_groups_come_proven_first_in_first_out_and_are_gone_once_committed(url: str, info: Any) -> None:
+    async with opened(url, info) as (state, fence):
+        for first in (10, 11, 12):
+            await send(url, "POST", "/scored_data", posted(first))
+        assert (await state.observe())[1] == 12
+        groups = [leased.group for leased in await state.lease(2, fence)]
+        assert [int(group.trajectories[0].segments[0].tokens[1]) for group in groups] == [10, 11]
+        assert groups[0].scores == (0.0, 1.0, 0.0, 1.0)
+        assert groups[0].trajectories[0].sampled_tokens == 2
+        assert [group.id for group in await state.pending()] == [group.id for group in groups]
+        await state.commit([group.id for group in groups], fence)
+        assert await state.pending() == []
+    async with opened(url, info) as (state, fence):
+        (left,) = await state.lease(1, fence)
+        assert int(left.group.trajectories[0].segments[0].tokens[1]) == 12
+
+
+async def test_what_no_manifest_counts_comes_again(url: str, info: Any) -> None:
+    async with opened(url, info) as (state, fence):
+        await send(url, "POST", "/scored_data", posted(10))
+        await send(url, "POST", "/scored_data", posted(11))
+        first = [leased.group.id for leased in await state.lease(2, fence)]
+    async with opened(url, info) as (state, fence):  # what died had written a manifest that counts the first
+        await state.commit(first[:1], fence)
+        await state.rewind(fence)
+        (again,) = await state.lease(1, fence)
+        assert again.group.id == first[1]
+        assert (await state.observe())[0].posted == 2
+
+
+async def test_a_group_of_which_nothing_is_proven_carries_the_reason(url: str, info: Any) -> None:
+    async with opened(url, info) as (state, fence):
+        group = {**posted(200), "tokens": [[1, 200, 300]] * 4, "masks": [[-100, 200, 300]] * 4}
+        await send(url, "POST", "/scored_data", group)
+        (leased,) = await state.lease(1, fence)
+        assert leased.group.overrides["refused"] == "unproven"
+        await state.discard(leased.group.id, "unproven")
+        assert await state.pending() == []
+
+
+async def test_a_newer_trainer_takes_over_and_the_older_is_told(url: str, info: Any) -> None:
+    async with opened(url, info) as (old, fence):
+        waiting = asyncio.create_task(old.lease(1, fence))
+        await asyncio.sleep(0.05)
+        async with opened(url, info):
+            with pytest.raises(FencedOut, match="another trainer has registered"):
+                await waiting
+
+
+async def test_an_address_that_is_no_trajectory_api_is_said(info: Any, endpoint: Any) -> None:
+    from aiohttp import web
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", _hello)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    state = RemoteGroups(AtroposConfig(api_url=f"http://127.0.0.1:{runner.addresses[0][1]}"), None)
+    state.begin(info)
+    with pytest.raises(RunError, match="no trajectory API"):
+        await state.fence()
+    await state.close()
+    await runner.cleanup()
+
+
+async def _hello(request: Any) -> Any:
+    from aiohttp import web
+
+    return web.Response(text="hello")
+
+
+async def test_an_api_that_is_not_there_is_waited_for_then_given_up(info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinker_atropos_atropos.script_state.GONE_SECONDS", 0.5)
+    state = RemoteGroups(AtroposConfig(api_url="http://127.0.0.1:9"), None)
+    state.begin(info)
+    with pytest.raises(TransientError):
+        await state.observe()
+    with pytest.raises(RunError, match="tinker-atropos run-api"):
+        await state.fence()
+    await state.close()
+
+
+async def test_the_environment_says_where_groups_come_from_and_who_is_silent(
+    url: str, info: Any, sink: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinker_atropos_atropos.script_watch.QUIET_SECONDS", 0.5)
+    environment = RemoteEnvironment(AtroposConfig(api_url=url))
+    assert environment.endpoint == {"port": 8001}
+    state: Any = environment.state
+    state.begin(info)
+    await state.fence()
+    task = asyncio.create_task(environment.run(Prover(), sink))
+    await until(lambda: any("has not registered" in line for line in sink.lines), task)
+    assert any(url in line for line in sink.lines)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await environment.close()

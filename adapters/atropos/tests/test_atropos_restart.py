@@ -1,0 +1,203 @@
+"""What outlives the API's process, and what does not: in Redis everything, in memory nothing.
+
+`Survivor` is memory that stands for a server of its own: the API over it ends, and another begins. The same runs on a
+real Redis, and there with processes that are killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tinker_atropos.state import MemoryState, State, StoredItem, open_state
+
+Make = Callable[..., dict[str, Any]]
+
+
+class Survivor(MemoryState[StoredItem]):
+    """A State that stays when the API closes it; `fails` makes one call fail, as a process that dies there would."""
+
+    fails = ""
+
+    async def commit(self, consumed: Any, fence: int) -> None:
+        if self.fails == "commit":
+            raise ConnectionError("died here")
+        await super().commit(consumed, fence)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture(params=["memory", "redis"])
+def reopen(request: pytest.FixtureRequest) -> Callable[[], Any]:
+    """Return what opens one and the same State again and again."""
+    run = uuid.uuid4().hex
+    survivor = Survivor(100)
+
+    async def opener() -> State[StoredItem]:
+        if request.param == "memory":
+            return survivor
+        return await open_state(request.getfixturevalue("redis_server").url, run, 100, compress="none")
+
+    return opener
+
+
+async def begin(api: Any, make_group: Make, groups: int = 6) -> int:
+    await api.register(4)
+    await api.batch()
+    env = int((await api.register_env(2))["env_id"])
+    for first in range(1, groups + 1):
+        await api.post("/scored_data", make_group(first, env_id=env))
+    return env
+
+
+async def test_an_unacknowledged_batch_comes_again(reopen: Any, open_api: Any, make_group: Make) -> None:
+    async with open_api(await reopen()) as api:
+        env = await begin(api, make_group)
+        assert await api.batch() == [1, 2]
+        assert await api.batch() == [3, 4]
+        assert (await api.get("/status"))["current_step"] == 2
+    async with open_api(await reopen()) as api:
+        # Neither trainer nor environment has to register again.
+        assert await api.get("/status") == {"current_step": 1, "queue_size": 4}
+        assert (await api.get("/status-env", {"env_id": env}))["self_queue_size"] == 4
+        await api.post("/scored_data", make_group(1, env_id=env))  # its acknowledgement was lost: already trained
+        assert [await api.batch() for _ in range(3)] == [[3, 4], [5, 6], None]
+        assert (await api.register_env())["wandb_name"] == "env_1"
+        assert (await api.get("/status"))["current_step"] == 3
+
+
+async def test_two_batches_outlive_two_restarts(reopen: Any, open_api: Any, make_group: Make) -> None:
+    seen = []
+    for turn in range(3):
+        async with open_api(await reopen()) as api:
+            if turn == 0:
+                await begin(api, make_group, 4)
+            seen.append(await api.batch())
+    assert seen == [[1, 2], [1, 2], [1, 2]]
+    async with open_api(await reopen()) as api:
+        assert [await api.batch() for _ in range(3)] == [[1, 2], [3, 4], None]
+
+
+async def test_a_commit_cut_short_is_finished_and_counted_once(open_api: Any, make_group: Make) -> None:
+    state = Survivor(100)
+    async with open_api(state) as api:
+        await begin(api, make_group)
+        assert await api.batch() == [1, 2]
+        state.fails = "commit"
+        status, _ = await api.call("GET", "/batch")
+        assert status != 200
+    state.fails = ""
+    async with open_api(state) as api:
+        assert await api.get("/status") == {"current_step": 1, "queue_size": 4}
+        assert await api.batch() == [3, 4]
+
+
+async def test_groups_leased_but_not_given_out_keep_their_place(reopen: Any, open_api: Any, make_group: Make) -> None:
+    async with open_api(await reopen()) as api:
+        await api.register(4)
+        for first, size in ((1, 3), (2, 2), (3, 2), (4, 1)):
+            await api.post("/scored_data", make_group(first, size))
+        assert await api.batch() == [2, 3]  # 1 was leased on the way to them
+    async with open_api(await reopen()) as api:
+        await api.register(4)
+        assert [await api.batch() for _ in range(2)] == [[2, 3], [1, 4]]
+
+
+# Against processes that are killed.
+
+
+@pytest.fixture
+def run_api() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """Start `tinker-atropos run-api` on a free port; returns the process and its URL."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+        command = [sys.executable, "-m", "tinker_atropos", "run-api", "--port", "0", *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on "), line
+        return process, line.split()[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+async def test_what_waits_in_memory_ends_with_the_process(run_api: Any, make_group: Make) -> None:
+    """Memory promises no more than a process: after kill -9 the API is empty, and says to register."""
+    import aiohttp
+
+    process, url = run_api()
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{url}/scored_data", json=make_group(1)) as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        _, url = run_api()
+        async with session.get(f"{url}/status") as answer:
+            assert (await answer.json())["queue_size"] == 0
+        async with session.get(f"{url}/batch") as answer:
+            assert (await answer.json())["status"] == "error"
+
+
+async def test_redis_loses_no_batch_over_kills(run_api: Any, redis_server: Any, make_group: Make) -> None:
+    import random
+
+    import aiohttp
+
+    draw = random.Random(0)
+    arguments = ("--state", redis_server.url, "--run", f"test-{uuid.uuid4().hex}", "--cap", "20", "--hold", "1")
+    place = list(run_api(*arguments))
+    given: list[list[int]] = []
+    total = 40
+
+    async def asked(method: str, path: str, body: Any = None) -> Any:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with session.request(method, place[1] + path, json=body) as answer:
+                    if answer.status == 200:
+                        return await answer.json()
+            await asyncio.sleep(0.05)
+
+    async def post(firsts: range) -> None:
+        for first in firsts:
+            await asked("POST", "/scored_data", make_group(first))
+
+    async def kill() -> None:
+        for _ in range(4):
+            await asyncio.sleep(draw.uniform(0.5, 1.5))
+            place[0].kill()
+            place[0].wait()
+            place[:] = await asyncio.to_thread(run_api, *arguments)
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+        trainer = {
+            **{"wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 512},
+            **{"checkpoint_dir": "", "save_checkpoint_interval": 1, "starting_step": 0, "num_steps": 100},
+        }
+        await asked("POST", "/register", trainer)
+        posting = asyncio.gather(post(range(0, total, 2)), post(range(1, total, 2)))
+        killing = asyncio.ensure_future(kill())
+        while True:
+            done = posting.done() and killing.done()
+            batch = (await asked("GET", "/batch"))["batch"]
+            if batch is not None:
+                firsts = [group["tokens"][0][0] for group in batch]
+                if not given or given[-1] != firsts:  # a batch that was not acknowledged came again
+                    given.append(firsts)
+            elif done:
+                break
+            await asyncio.sleep(0.05)
+        await asyncio.gather(posting, killing)
+    assert sorted(first for batch in given for first in batch) == list(range(total))

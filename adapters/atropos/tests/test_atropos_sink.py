@@ -1,0 +1,237 @@
+"""Inside a run: posted groups become the run's groups, proven token by token, and are acknowledged once it has them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from tinker_atropos.external import Proven, RunInfo
+from tinker_atropos.trajectory import Group, IntArray, PolicyRef, TaskRef
+from tinker_atropos_atropos.api import ApiSettings
+from tinker_atropos_atropos.convert import to_group, trained_mask
+from tinker_atropos_atropos.posted import Posted
+from tinker_atropos_atropos.sink_backend import SinkBackend
+
+Make = Callable[..., dict[str, Any]]
+REF = PolicyRef("run", 0, 3, "file:///x")
+
+
+@dataclass
+class FakeSink:
+    """Takes groups up to a cap."""
+
+    info: RunInfo
+    cap: int = 100
+    step: int = 5
+    groups: list[Group] = field(default_factory=list)
+    discarded: list[tuple[Group, str]] = field(default_factory=list)
+    shown: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(group.trajectories) for group in self.groups)
+
+    async def put(self, group: Group, *, wait: float | None = None) -> Literal["accepted", "duplicate", "blocked"]:
+        if any(group.id == other.id for other in self.groups):
+            return "duplicate"
+        if len(self.groups) >= self.cap:
+            await asyncio.sleep(wait or 0)
+            return "blocked"
+        self.groups.append(group)
+        return "accepted"
+
+    def discard(self, group: Group, reason: str) -> None:
+        self.discarded.append((group, reason))
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        self.shown |= values
+
+    def say(self, line: str) -> None:
+        pass
+
+
+@dataclass
+class FakeEndpoint:
+    """Has sampled the last two tokens of whatever begins below 100, in two turns."""
+
+    url: str = "http://127.0.0.1:1/v1"
+    token: str | None = None
+    model: str = "fake"
+    tokenizer: str = "fake"
+    context_length: int | None = 100
+
+    def prove(self, tokens: IntArray) -> Proven:
+        mask = np.zeros(len(tokens), dtype=np.bool_)
+        logprobs = np.zeros(len(tokens), dtype=np.float32)
+        if tokens[0] >= 100:
+            return Proven(mask, logprobs, (), ())
+        mask[-2:] = True
+        logprobs[-2:] = (-0.5, -0.25)
+        return Proven(mask, logprobs, (REF, REF), ("length", "stop"))
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> FakeSink:
+    return FakeSink(
+        RunInfo(
+            name="run",
+            folder=tmp_path,
+            seed=0,
+            starting_step=5,
+            total_steps=9,
+            batch_size=4,
+            group_size=2,
+            max_token_length=64,
+            checkpoint_interval=2,
+            steps_per_eval=0,
+            filter_equal=True,
+        )
+    )
+
+
+async def test_environments_see_the_run(sink: FakeSink, open_backend: Any, make_group: Make) -> None:
+    async with open_backend(SinkBackend(sink, FakeEndpoint())) as api:
+        assert await api.get("/wandb_info") == {"group": "run", "project": "tinker-atropos"}
+        assert await api.get("/info") == {"batch_size": 4, "max_token_len": 64}
+        registered = await api.register_env()
+        assert (registered["status"], registered["starting_step"], registered["num_steps"]) == ("success", 5, 9)
+        await api.post("/scored_data", make_group(1, env_id=0))
+        sink.step = 6
+        status = await api.get("/status-env", {"env_id": 0})
+        assert (status["current_step"], status["queue_size"]) == (6, 1)
+        for method, path, body in (
+            ("GET", "/batch", None),
+            ("GET", "/reset_data", None),
+            ("POST", "/tinker-atropos/fence", {}),
+        ):
+            assert (await api.call(method, path, body))[0] == 409
+        with pytest.raises(AssertionError, match="trains here itself"):
+            await api.register()
+        assert (await api.get("/latest_example"))["tokens"] == make_group(1)["tokens"]
+
+
+async def test_a_group_arrives_once_and_proven(sink: FakeSink, open_backend: Any, make_group: Make) -> None:
+    async with open_backend(SinkBackend(sink, FakeEndpoint())) as api:
+        await api.register_env()
+        sent = make_group(1, env_id=0, advantages=[[0.0, 0.0, 1.0, 2.0]] * 2)
+        for _ in range(2):
+            assert await api.post("/scored_data", sent) == {"status": "received"}
+    (group,) = sink.groups
+    first = group.trajectories[0]
+    assert group.scores == (0.0, 1.0)
+    assert group.task.split == "env_0"
+    assert first.policies == (REF, REF)
+    assert first.finish_reasons == ("length", "stop")
+    assert first.rewards == (0.0, 0.0)
+    segment = first.segments[0]
+    assert segment.tokens.tolist() == [1, 7, 8, 0]
+    assert segment.mask.tolist() == [False, False, True, True]
+    assert segment.logprobs.tolist() == [0.0, 0.0, -0.5, -0.25]
+    assert segment.advantages is not None
+    assert segment.advantages.tolist() == [0.0, 0.0, 1.0, 2.0]
+    assert sink.shown == {"tokens_trained": 4.0, "tokens_unproven": 0.0}
+
+
+async def test_the_unproven_is_discarded_with_a_reason(sink: FakeSink, open_backend: Any, make_group: Make) -> None:
+    async with open_backend(SinkBackend(sink, FakeEndpoint())) as api:
+        answer = await api.post("/scored_data", make_group(100))
+        assert answer == {"status": "received", "discarded": "unproven"}
+        untrained = make_group(1, masks=[[-100] * 4] * 2)
+        assert (await api.post("/scored_data", untrained))["discarded"] == "nothing to train on"
+        mixed = make_group(1, advantages=[[1.0]] * 2, messages=[[{"role": "user", "content": ""}]] * 2)
+        assert (await api.post("/scored_data", mixed))["discarded"] == "advantages are not one a token"
+    assert [reason for _, reason in sink.discarded] == [
+        *("unproven", "nothing to train on"),
+        "advantages are not one a token",
+    ]
+    assert not sink.groups
+
+
+async def test_a_full_sink_holds_the_post_and_then_says_so(sink: FakeSink, open_backend: Any, make_group: Make) -> None:
+    sink.cap = 1
+    async with open_backend(SinkBackend(sink, FakeEndpoint()), ApiSettings(hold=0.1)) as api:
+        await api.post("/scored_data", make_group(1))
+        assert (await api.call("POST", "/scored_data", make_group(2)))[0] == 503
+        await api.post("/scored_data", make_group(1))
+        sink.cap = 2
+        await api.post("/scored_data", make_group(2))
+
+
+async def test_what_the_trainer_can_not_take_is_refused(sink: FakeSink, open_backend: Any, make_group: Make) -> None:
+    async with open_backend(SinkBackend(sink, FakeEndpoint())) as api:
+        for changes, field_ in (
+            ({"images": ["abc", None]}, "images"),
+            ({"env_id": 3}, "env_id"),
+            ({"tokens": [[1] * 101, [1]], "masks": [[1] * 101, [1]], "inference_logprobs": None}, "tokens"),
+        ):
+            status, answer = await api.call("POST", "/scored_data", make_group(1) | changes)
+            assert (status, answer["detail"][0]["loc"][1]) == (422, field_)
+        await api.post("/scored_data", make_group(1, images=[None, None]))
+
+
+def posted(**changes: Any) -> Posted:
+    group: dict[str, Any] = {
+        **{"tokens": [[1, 7, 8, 9]], "masks": [[-100, 7, 8, 9]], "scores": [1.0]},
+        "inference_logprobs": [[1.0, -2.0, -0.5, 1.0]],
+    }
+    return Posted(**group | changes)
+
+
+def convert(group: Posted, **settings: Any) -> Any:
+    return to_group(group, id="g", task=TaskRef("s", 0, 0), prove=FakeEndpoint().prove, **settings)
+
+
+def test_unproven_tokens_are_masked_and_counted() -> None:
+    converted = convert(posted())
+    (trajectory,) = converted.group.trajectories
+    assert trajectory.segments[0].mask.tolist() == [False, False, True, True]
+    assert trajectory.masked == {"unproven": 1}
+    # 1.0 on a sampled token is atroposlib's padding, not what the sampler said.
+    assert trajectory.metrics == {"logprobs_disagree": 1}
+    assert converted.counts == {"unproven": 1, "trained": 2, "logprobs_disagree": 1}
+
+
+def test_posted_logprobs_stand_only_where_they_are_trusted() -> None:
+    converted = convert(posted(tokens=[[100, 7, 8, 9]]), trust_inference_logprobs=True, newest=REF)
+    (trajectory,) = converted.group.trajectories
+    assert trajectory.segments[0].mask.tolist() == [False, True, True, False]
+    assert trajectory.segments[0].logprobs.tolist() == [0.0, -2.0, -0.5, 0.0]
+    assert trajectory.policies == (REF,)
+    assert trajectory.masked == {"unproven": 1}
+    assert converted.discard is None
+    assert convert(posted(tokens=[[100, 7, 8, 9]])).discard == "unproven"
+
+
+def test_overrides_and_distillation_travel_with_the_group() -> None:
+    group = posted(
+        overrides=[{"set_advantage_to_zero": True}],
+        group_overrides={"sft": True},
+        generation_params={"temperature": 0.5},
+        distill_token_ids=[[[1, 2]] * 4],
+        distill_logprobs=[[[-1.0, -2.0]] * 4],
+    )
+    converted = convert(group).group
+    assert converted.trajectories[0].segments[0].advantages.tolist() == [0.0] * 4
+    assert converted.overrides["sft"] is True
+    assert converted.overrides["generation_params"] == {"temperature": 0.5}
+    assert converted.overrides["distill_token_ids"][0].shape == (4, 2)
+    assert converted.overrides["distill_logprobs"][0].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("masks", "tokens", "expected"),
+    [
+        ([-100, 5, 6], [4, 5, 6], [False, True, True]),
+        ([0, 1, 1], [4, 5, 6], [False, True, True]),
+        ([1, 1, 1], [4, 5, 6], [True, True, True]),
+        ([0, 1], [0, 1], [True, True]),
+        ([-100, 0], [3, 0], [False, True]),
+    ],
+)
+def test_labels_say_what_is_trained(masks: list[int], tokens: list[int], expected: list[bool]) -> None:
+    assert trained_mask(masks, np.asarray(tokens, dtype=np.int32)).tolist() == expected

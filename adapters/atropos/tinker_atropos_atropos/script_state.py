@@ -1,0 +1,221 @@
+"""The State behind a trajectory API elsewhere, as a run has it: groups posted there, leased, converted, committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+from tinker_atropos.errors import RunError, TransientError
+from tinker_atropos.external import PolicyEndpoint, RunInfo
+from tinker_atropos.rollout.external import REFUSED
+from tinker_atropos.state import FencedOut, Leased, StoredItem
+from tinker_atropos.trajectory import Group, PolicyRef, TaskRef
+
+from tinker_atropos_atropos.api_state import ApiState
+from tinker_atropos_atropos.convert import to_group
+from tinker_atropos_atropos.posted import read_group
+from tinker_atropos_atropos.script_config import AtroposConfig
+from tinker_atropos_atropos.script_watch import Seen
+from tinker_atropos_atropos.stored import json_of, meta_of
+
+Result = TypeVar("Result")
+
+GONE_SECONDS = 300.0
+"""Seconds for which an API that does not answer is asked again."""
+
+
+class Status(msgspec.Struct):
+    """What the API says of itself. `held`: groups that neither a commit nor a discard has ended."""
+
+    held: int
+    waiting_sequences: int
+    environments: int = 1
+    counts: dict[str, int] = {}
+
+
+class RemoteGroups:
+    """A `State` of groups whose items wait in an API elsewhere. It outlives this process: what no manifest counts is
+    leased again.
+
+    Call `begin` before the first `fence`. A lease waits for `join`: what was posted is proven by the endpoint.
+    """
+
+    durable = True
+
+    def __init__(self, config: AtroposConfig, token: str | None) -> None:
+        assert config.api_url is not None
+        self.url, self._config, self._token = config.api_url, config, token
+        self._api = ApiState(config.api_url, token=token)
+        self._open = False
+        self._info: RunInfo | None = None
+        self._endpoint: PolicyEndpoint | None = None
+        self._joined = asyncio.Event()
+        self._held: dict[str, Group] = {}
+        self._ref: PolicyRef | None = None
+        self._changed = asyncio.Condition()
+        self._leased_ever = 0
+
+    def begin(self, info: RunInfo) -> None:
+        """Take the sizes that the API is told."""
+        self._info = info
+
+    async def join(self, endpoint: PolicyEndpoint) -> None:
+        """From now on posted groups are proven by `endpoint`."""
+        await endpoint.ready()
+        self._endpoint = endpoint
+        self._joined.set()
+
+    async def fence(self) -> int:
+        """Register as the trainer, which readmits environments, then begin an epoch of leases."""
+        if not self._open:
+            await self._api.__aenter__()
+            self._open = True
+        self._held = {}
+        await self._patiently(self._register)
+        return await self._patiently(self._api.fence)
+
+    async def put(self, group: Group, *, wait: float | None = None) -> str:
+        """Groups are posted to the API, not put here."""
+        raise RunError(f"group {group.id!r} can't be put: groups of this run come from {self.url}")
+
+    async def lease(self, n: int, fence: int) -> list[Leased[Group]]:
+        """Take the `n` oldest groups; one that can't be trained on carries the reason."""
+        await self._joined.wait()
+        leased = await self._patiently(lambda: self._api.lease(n, fence))
+        groups = [await asyncio.to_thread(self._convert, entry.item) for entry in leased]
+        self._held.update({group.id: group for group in groups})
+        return [Leased(group, fence) for group in groups]
+
+    async def discard(self, id: str, reason: str) -> None:
+        """End a group without training on it."""
+        await self._patiently(lambda: self._api.discard(id, reason))
+        self._held.pop(id, None)
+
+    async def commit(self, consumed: Collection[str], fence: int) -> None:
+        """Forget groups that a manifest lists as consumed."""
+        if consumed:
+            await self._patiently(lambda: self._api.commit(consumed, fence))
+        for id in consumed:
+            self._held.pop(id, None)
+
+    async def rewind(self, fence: int) -> list[Group]:
+        """Return all leased groups to the API's queue."""
+        await self._patiently(lambda: self._api.rewind(fence))
+        returned, self._held = list(self._held.values()), {}
+        return returned
+
+    async def pending(self) -> list[Group]:
+        """Return the groups that are leased; those that wait are the API's."""
+        return list(self._held.values())
+
+    async def publish(self, ref: PolicyRef) -> None:
+        """Make a policy the newest, here; let environments see how many steps are done."""
+        await self._patiently(lambda: self._api.publish(ref))
+        async with self._changed:
+            self._ref = ref
+            self._changed.notify_all()
+
+    async def watch(self) -> AsyncIterator[PolicyRef]:
+        """Yield the newest policy, then each newer one."""
+        seen = await self._newer_than(None)
+        while True:
+            yield seen
+            seen = await self._newer_than(seen)
+
+    async def observe(self) -> tuple[Seen, int]:
+        """Return what was seen of the environments together, and how many trajectories wait there."""
+        status = msgspec.convert(await self._call("GET", "tinker-atropos/status", None), Status)
+        ended = (count for name, count in status.counts.items() if name == "committed" or name.startswith("discarded"))
+        return Seen(registered=status.environments > 0, posted=status.held + sum(ended)), status.waiting_sequences
+
+    async def close(self) -> None:
+        """Let go of the connection; what is leased and in no manifest comes again."""
+        if self._open:
+            self._open = False
+            await self._api.__aexit__(None, None, None)
+
+    async def _newer_than(self, seen: PolicyRef | None) -> PolicyRef:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._ref is not None and self._ref != seen)
+            assert self._ref is not None
+            return self._ref
+
+    def _convert(self, item: StoredItem) -> Group:
+        assert self._endpoint is not None
+        arrived = read_group(json_of(item))
+        environment = meta_of(item).env
+        converted = to_group(
+            arrived.posted,
+            id=item.id,
+            task=TaskRef("atropos" if environment is None else f"environment {environment}", self._leased_ever, 0),
+            prove=self._endpoint.prove,
+            newest=self._ref,
+        )
+        self._leased_ever += 1
+        if converted.discard is None:
+            return converted.group
+        overrides = {**converted.group.overrides, REFUSED: converted.discard}
+        return Group(item.id, converted.group.task, converted.group.trajectories, overrides)
+
+    async def _register(self) -> None:
+        assert self._info is not None, "begin() comes first"
+        info = self._info
+        body = {
+            "wandb_group": self._config.wandb_group or info.name,
+            "wandb_project": self._config.wandb_project,
+            "batch_size": info.batch_size,
+            "max_token_len": info.max_token_length + 1,  # environments drop sequences of this length as well
+            "checkpoint_dir": str(info.folder.absolute()),
+            "save_checkpoint_interval": info.checkpoint_interval,
+            "starting_step": info.starting_step,
+            "num_steps": info.total_steps,
+        }
+        await self._call("POST", "register", body)
+
+    async def _call(self, method: str, path: str, body: object) -> dict[str, object]:
+        headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        try:
+            async with aiohttp.ClientSession(headers=headers) as session:
+                data = None if body is None else msgspec.json.encode(body)
+                timeout = aiohttp.ClientTimeout(total=60)
+                async with session.request(method, f"{self.url}/{path}", data=data, timeout=timeout) as answer:
+                    content = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise TransientError(f"{type(error).__name__}: {error}") from error
+        if answer.status >= 500:
+            raise TransientError(f"{answer.status} {content.decode(errors='replace')[:200]}")
+        if answer.status != 200:
+            raise RunError(
+                f"the trajectory API at {self.url} refused {path}: {answer.status} "
+                f"{content.decode(errors='replace')[:500]}"
+            )
+        try:
+            found: dict[str, object] = msgspec.json.decode(content, type=dict[str, object])
+        except msgspec.DecodeError as error:
+            raise RunError(f"{self.url} is no trajectory API: {path} answered {content[:80]!r}") from error
+        return found
+
+    async def _patiently(self, call: Callable[[], Awaitable[Result]]) -> Result:
+        """Call until the API answers; raises `RunError` when it has been gone for long."""
+        loop = asyncio.get_running_loop()
+        began, pause = loop.time(), 0.2
+        while True:
+            try:
+                return await call()
+            except FencedOut as error:
+                raise FencedOut(
+                    f"{error}. Either another trainer has registered at {self.url}, or the API was started anew "
+                    "without what it held; continue with --resume"
+                ) from error
+            except TransientError as error:
+                gone = loop.time() - began
+                if gone >= GONE_SECONDS:
+                    raise RunError(
+                        f"the trajectory API at {self.url} has not answered for {gone:.0f} s: {error}. Start it with "
+                        "`tinker-atropos run-api`, then continue this run with --resume"
+                    ) from error
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 5.0)
