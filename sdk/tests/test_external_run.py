@@ -31,17 +31,9 @@ from tinker_atropos.state import MemoryState
 from tinker_atropos.testing import check_ledger
 from tinker_atropos.trajectory import SamplingParams
 
-from .conftest import FakePolicy, FakeService, Notes
+from .conftest import FakeService, Notes
 
 Making = Callable[["FakeEndpoint", GroupSink], Any]
-
-
-class FakeTokenizer:
-    """Leaves what a real one does: a folder that can be loaded."""
-
-    def save_pretrained(self, folder: str) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / "tokenizer_config.json").write_text("{}")
 
 
 class FakeEndpoint:
@@ -50,7 +42,13 @@ class FakeEndpoint:
     url, token, context_length = "http://127.0.0.1:1/v1", None, 64
 
     def __init__(self, source: PolicySource, settings: EndpointSettings) -> None:
-        self.source, self.model, self.tokenizer = source, settings.model, settings.tokenizer or ""
+        self.source, self.model = source, settings.model
+
+    async def ready(self) -> None:
+        pass
+
+    def seen(self) -> dict[str, int]:
+        return {"answered": 3}
 
 
 @asynccontextmanager
@@ -73,11 +71,8 @@ class ScriptConfig(EnvironmentConfig):
 
 
 @pytest.fixture
-def start(
-    registry: Registry, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: Notes
-) -> Callable[..., Any]:
+def start(registry: Registry, service: FakeService, tmp_path: Path, notes: Notes) -> Callable[..., Any]:
     """Return `start(making, resume=False, **changes)`, which runs to the end."""
-    monkeypatch.setattr(FakePolicy, "tokenizer", lambda self: FakeTokenizer())
     adapter = registry.load("adapter", "fake_sessions")
     registry.add("adapter", replace(adapter, endpoint=fake_endpoint))
 
@@ -140,7 +135,6 @@ async def test_groups_of_an_environment_that_drives_itself_are_trained_on(
 ) -> None:
     async def making(endpoint: FakeEndpoint, sink: GroupSink) -> None:
         assert (sink.info.batch_size, sink.info.max_token_length, endpoint.context_length) == (8, 512, 64)
-        assert Path(endpoint.tokenizer).is_dir()
         sink.metrics({"accuracy": 0.5, "broken": float("nan")})
         await forever(endpoint, sink)
 
@@ -150,6 +144,7 @@ async def test_groups_of_an_environment_that_drives_itself_are_trained_on(
     numbers = [int(group.id.partition(".")[2]) for batch in service.batches for group in batch.groups]
     assert numbers == sorted(numbers), "first in, first out"
     check_ledger(tmp_path / "runs/own/journal.jsonl", tmp_path / "runs/own")
+    assert '"endpoint/answered": 3.0' in (tmp_path / "runs/own/metrics.jsonl").read_text()
     assert '"env/accuracy": 0.5' in (tmp_path / "runs/own/metrics.jsonl").read_text()
     assert "broken" not in (tmp_path / "runs/own/metrics.jsonl").read_text()
 
@@ -229,8 +224,11 @@ async def test_a_run_of_nothing_but_refused_or_equal_groups_ends_and_says_why(st
         await start(equal, rollout__max_filtered_groups=7, run__name="other")
 
 
-async def test_the_same_group_twice_counts_once_and_a_full_queue_blocks(start: Callable[..., Any]) -> None:
+async def test_the_same_group_twice_counts_once_and_a_full_queue_blocks(
+    start: Callable[..., Any], service: FakeService
+) -> None:
     seen: list[str] = []
+    service.update_seconds = 0.5  # the queue fills while the trainer is busy
 
     async def making(endpoint: FakeEndpoint, sink: GroupSink) -> None:
         if not seen:

@@ -74,6 +74,10 @@ class PolicyEndpoint(Protocol):
         """Wait for the first policy; raises what kept it from being opened."""
         ...
 
+    def seen(self) -> Mapping[str, int]:
+        """Return what it has seen so far, by name: requests answered, refused and the like."""
+        ...
+
     def prove(self, tokens: IntArray, logprobs: FloatArray | None = None) -> Proven:
         """Return what is known of `tokens int32[T]` from the sampled turns, by exact match of all tokens before.
 

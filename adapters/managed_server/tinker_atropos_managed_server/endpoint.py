@@ -12,6 +12,7 @@ import ssl
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,10 @@ class Endpoint:
         await self._first.wait()
         if self._broken is not None:
             raise self._broken
+
+    def seen(self) -> dict[str, int]:
+        """Return the counts, by name."""
+        return asdict(self.counts)
 
     def prove(self, tokens: IntArray, logprobs: FloatArray | None = None) -> Proven:
         """Return what is known of `tokens int32[T]`; see `SampledTurns.prove`."""

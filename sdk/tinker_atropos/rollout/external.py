@@ -14,7 +14,7 @@ import numpy as np
 
 from tinker_atropos.config import Config
 from tinker_atropos.errors import EpisodesFailed, FilteredOut, PluginError, RunError
-from tinker_atropos.external import EndpointSettings, ExternalEnvironment, RunInfo
+from tinker_atropos.external import EndpointSettings, ExternalEnvironment, PolicyEndpoint, RunInfo
 from tinker_atropos.rollout.evaluate import Evaluation
 from tinker_atropos.rollout.plan import least_context
 from tinker_atropos.rollout.policies import PolicyPool
@@ -38,7 +38,6 @@ class ExternalProduction:
     def __init__(self, config: Config, environment: ExternalEnvironment) -> None:
         self._config, self._environment = config, environment
         self._context: int | None = None
-        self._tokenizer: Any = None
 
     def cap(self) -> int:
         """What may wait, and all that is trained on until a manifest counts it; a group has one trajectory at least."""
@@ -51,9 +50,8 @@ class ExternalProduction:
         return own
 
     async def open(self, pool: PolicyPool) -> None:
-        """Take tokenizer and context length from the first policy."""
+        """Take the context length from the first policy."""
         async with pool.use() as policy:
-            self._tokenizer = await asyncio.to_thread(policy.tokenizer)
             self._context = least_context(policy.context_length, self._config.env.max_token_length)
         begin = getattr(self.state(), "begin", None)
         if begin is not None:  # a state elsewhere tells others the run's sizes
@@ -62,7 +60,7 @@ class ExternalProduction:
     def source(self, context: SourceContext) -> ExternalSource:
         """Return the source of one attempt."""
         info = self._info(context.folder, context.first_step)
-        return ExternalSource(self._environment, self._config, context, info, self._tokenizer)
+        return ExternalSource(self._environment, self._config, context, info)
 
     def _info(self, folder: Path, first_step: int) -> RunInfo:
         config = self._config
@@ -175,9 +173,8 @@ class ExternalSource:
         config: Config,
         context: SourceContext,
         info: RunInfo,
-        tokenizer: Any,
     ) -> None:
-        self._environment, self._config, self._context, self._tokenizer = environment, config, context, tokenizer
+        self._environment, self._config, self._context = environment, config, context
         room = (config.max_staleness + 1) * config.env.batch_size
         self._sink = Sink(context.state, info, room, context.pool, context)
         cursor = context.cursor or {"next": 0, "open": []}
@@ -185,14 +182,19 @@ class ExternalSource:
         self._ordinals: dict[str, int] = {}
         self._discarded: list[Discarded] = []
         self._equal_in_a_row = self._refused_in_a_row = 0
+        self._endpoint: PolicyEndpoint | None = None
+        self._seen: dict[str, int] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serve the policy and let the environment drive itself; raises `RunError` if it ends before the run."""
         spec = self._config.adapter_spec
-        settings = await self._endpoint_settings()
+        given: Mapping[str, Any] = getattr(self._environment, "endpoint", {})
+        settings = EndpointSettings(**{"model": self._config.model or "policy", **given})
         self._sink.waits(await self._context.state.pending())
         async with spec.endpoint(self._config.adapter, self._context.pool, settings) as endpoint:
+            await endpoint.ready()
+            self._endpoint = endpoint
             await self._environment.run(endpoint, self._sink)
         raise RunError(
             f"environment {self._config.environment_spec.name!r} ended before the run's last step; see run.log"
@@ -266,8 +268,11 @@ class ExternalSource:
         return Counter()
 
     def take_metrics(self) -> Mapping[str, float]:
-        """Return what the environment reported since the last call."""
+        """Return what the environment reported since the last call, and what its endpoint saw."""
         numbers, self._sink.numbers = self._sink.numbers, {}
+        seen = {} if self._endpoint is None else dict(self._endpoint.seen())
+        numbers |= {f"endpoint/{name}": float(count - self._seen.get(name, 0)) for name, count in seen.items()}
+        self._seen = seen
         return numbers
 
     def tally(self) -> str:
@@ -289,23 +294,12 @@ class ExternalSource:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _endpoint_settings(self) -> EndpointSettings:
-        """Name a tokenizer that anybody on this machine can load: a folder, its own or a copy within the run's."""
-        given: Mapping[str, Any] = getattr(self._environment, "endpoint", {})
-        folder = self._context.folder / "tokenizer"
-        if not (folder / "tokenizer_config.json").is_file():
-            await asyncio.to_thread(self._tokenizer.save_pretrained, str(folder))
-        settings = {"model": self._config.model or "policy", "tokenizer": str(folder.resolve()), **given}
-        return EndpointSettings(**settings)
-
 
 def learnable(group: Group) -> bool:
     """Whether a group's own numbers tell its trajectories apart: scores that differ, or advantages of its own."""
     if len(set(group.scores)) > 1:
         return True
-    return any(segment.advantages is not None for t in group.trajectories for segment in t.segments) or bool(
-        group.overrides.get("distillation")
-    )
+    return any(segment.advantages is not None for t in group.trajectories for segment in t.segments)
 
 
 def check_group(group: Group) -> None:
