@@ -45,7 +45,7 @@ class FakeSink:
         self.groups.append(group)
         return "accepted"
 
-    def discard(self, group: Group, reason: str) -> None:
+    async def discard(self, group: Group, reason: str) -> None:
         self.discarded.append((group, reason))
 
     def metrics(self, values: Mapping[str, float]) -> None:
