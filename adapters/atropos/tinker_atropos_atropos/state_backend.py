@@ -183,7 +183,6 @@ class StateBackend:
         """Return what the protocol has no place for."""
         return {
             **self.status(),
-            "environments": len(self._roster.environments),
             "held": self._held,
             "cap": self._state.cap,
             "waiting_sequences": self._line.sequences,
