@@ -65,7 +65,10 @@ class FakeEndpoint:
     tokenizer: str = "fake"
     context_length: int | None = 100
 
-    def prove(self, tokens: IntArray) -> Proven:
+    async def ready(self) -> None:
+        pass
+
+    def prove(self, tokens: IntArray, logprobs: Any = None) -> Proven:
         mask = np.zeros(len(tokens), dtype=np.bool_)
         logprobs = np.zeros(len(tokens), dtype=np.float32)
         if tokens[0] >= 100:
