@@ -28,7 +28,7 @@ class Boxed:
 
 def after_thought(text: str) -> str:
     """Return what follows the thought; nothing if one was begun and not ended."""
-    head, marker, tail = text.rpartition(THOUGHT_ENDS)
+    _, marker, tail = text.rpartition(THOUGHT_ENDS)
     if marker:
         return tail
     return "" if THOUGHT_BEGINS in text else text

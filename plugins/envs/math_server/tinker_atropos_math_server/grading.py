@@ -35,7 +35,8 @@ _EVALUATES = re.compile(
 )
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _NAME = re.compile(
-    r"\s*(?:\\text\{[^{}]*\}|[A-Za-z](?:_\{?[A-Za-z0-9]+\}?|')?(?:\s*\([A-Za-z0-9, ]{1,20}\))?|\\[A-Za-z]+|[A-Za-z ]{2,40})\s*"
+    r"\s*(?:\\text\{[^{}]*\}|"
+    r"[A-Za-z](?:_\{?[A-Za-z0-9]+\}?|')?(?:\s*\([A-Za-z0-9, ]{1,20}\))?|\\[A-Za-z]+|[A-Za-z ]{2,40})\s*"
 )
 
 
@@ -127,7 +128,7 @@ def decide(gold_text: str, answer: str | None, question: str = "") -> Verdict | 
     if len(answer) > latex.MAX_ANSWER:
         return Verdict(False, "long")
     gold, text = read_gold(gold_text), latex.normal(answer)
-    spelled = re.sub(r"\s+", "", text)
+    spelled = latex.unspaced(text)
     if not spelled:
         return Verdict(False, "none")
     if spelled == gold.key:
@@ -143,7 +144,9 @@ def decide(gold_text: str, answer: str | None, question: str = "") -> Verdict | 
         return Verdict(False)
     if _WILD.search(text):
         return Verdict(False, "wild")
-    if _echoes(text, spelled, question):
+    if "$" in text.replace("\\$", ""):
+        return Verdict(False)  # prose with formulas in it, of which math-verify would take one
+    if _echoes(text, question):
         return Verdict(False, "echo")
     return _compared(gold, text)
 
@@ -171,7 +174,10 @@ def _compared(gold: Gold, text: str) -> Verdict | list[list[Any]]:
             return Verdict(False)
         return [[gold.value, [number[0].numerator, number[0].denominator, places]]]
     signs = [" \\%" if sign and not (gold.percent and percent) else "" for sign in (gold.percent, percent)]
-    return [[gold.value + signs[0], value + signs[1]]]
+    if latex.several(value) and not latex.several(gold.value):
+        return Verdict(False)  # of which math-verify would make a set, and of `7, 7` the set of one
+    wanted, given = latex.told_apart(gold.value, value)
+    return [[wanted + signs[0], given + signs[1]]]
 
 
 def _chain(gold: Gold, text: str) -> Verdict | list[list[Any]]:
@@ -185,7 +191,7 @@ def _chain(gold: Gold, text: str) -> Verdict | list[list[Any]]:
         return Verdict(False)
     wanted: list[list[Any]] = []
     for side in sides:
-        decided = Verdict(True) if re.sub(r"\s+", "", side) == gold.key else _compared(gold, side.strip())
+        decided = Verdict(True) if latex.unspaced(side.strip()) == gold.key else _compared(gold, side.strip())
         if isinstance(decided, list):
             wanted.extend(decided)
         elif not decided.right:
@@ -213,7 +219,7 @@ def _same_number(gold: Fraction, number: tuple[Fraction, int]) -> bool:
     if significant < latex.ENOUGH_DIGITS or _terminates(gold):
         return False
     # A decimal for what has none: equal when it is the gold, rounded.
-    return abs(value - gold) * 2 * 10 ** _places(value) <= 1
+    return abs(value - gold) * 2 * Fraction(10) ** _places(value) <= 1
 
 
 def _places(value: Fraction) -> int:
@@ -233,8 +239,10 @@ def _terminates(value: Fraction) -> bool:
     return rest == 1
 
 
-def _echoes(text: str, spelled: str, question: str) -> bool:
+def _echoes(text: str, question: str) -> bool:
     """Return whether an answer is an expression that the question holds, left as it was."""
+    text = re.sub(r"\\text\{[^{}]*\}", "", text).strip(" .,:;?!=")
+    spelled = latex.unspaced(text)
     if len(spelled) < 3 or len(question) > 20_000 or latex.number(text) is not None or not _EVALUATES.search(text):
         return False
     return spelled in _question_key(question)
@@ -242,4 +250,4 @@ def _echoes(text: str, spelled: str, question: str) -> bool:
 
 @functools.lru_cache(maxsize=4_096)
 def _question_key(question: str) -> str:
-    return re.sub(r"\s+", "", latex.normal(question.replace("$", "")))
+    return latex.unspaced(latex.normal(question.replace("$", "")))

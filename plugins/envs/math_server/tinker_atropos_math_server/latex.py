@@ -51,7 +51,7 @@ _SIGNS = str.maketrans(
         **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
     }
 )
-_SPACING = re.compile(r"\\(?:[,:;> ]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
+_SPACING = re.compile(r"(?<!\\)\\(?:[,:;> ]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
 _SIZES = re.compile(
     r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|mathstrut)(?![A-Za-z])(?:\.(?![0-9]))?"
 )
@@ -80,6 +80,8 @@ _RATIO = re.compile(
     rf"(?:\\frac\{{\s*([-+]?{_DIGITS})\s*\}}\{{\s*([-+]?{_DIGITS})\s*\}}|({_DIGITS})\s*/\s*({_DIGITS}))",
     re.ASCII,
 )
+_LETTER = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|([A-Za-z])")
+_SPACED_THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?", re.ASCII)
 _PERCENT = re.compile(r"\s*\\?%$|\s*\\text\{\s*(?:percent|%)\s*\}$")
 _BASED = re.compile(r"(-?[0-9A-Za-z.]+)_(?:\{(?:\\text\{)?\s*([0-9A-Za-z]+)\s*\}{0,2}|([0-9]))", re.ASCII)
 _BASES = dict(
@@ -179,7 +181,12 @@ def normal(text: str) -> str:
 
 def key(text: str) -> str:
     """Return what two answers that are spelled alike have in common: a normal form without its spaces."""
-    return re.sub(r"\s+", "", normal(text))
+    return unspaced(normal(text))
+
+
+def unspaced(text: str) -> str:
+    """Return a normal form without its spaces, but for those between two digits."""
+    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
 
 
 def depth(text: str) -> int:
@@ -191,12 +198,45 @@ def depth(text: str) -> int:
     return deepest
 
 
+def several(text: str) -> bool:
+    """Return whether a normal form is a list: set brackets, a comma outside of all others, `or`, `and`, plus-minus."""
+    if re.search(r"\\pm(?![A-Za-z])|\\text\{[^{}]*\b(?:or|and)\b|\\(?:lor|vee)(?![A-Za-z])", text):
+        return True
+    deep = 0
+    for character in text.replace("\\{", "").replace("\\}", ""):
+        deep += (character in "([{") - (character in ")]}")
+        if character in ",;" and deep == 0:
+            return True
+    return False
+
+
+def told_apart(gold: str, answer: str) -> tuple[str, str]:
+    """Return both with other letters for capitals of which the gold has the small letter as well.
+
+    The parser of math-verify makes small letters of all, so that `R - r` would be 0.
+    """
+    ours = {letter for letter in _LETTER.findall(gold) if letter}
+    used = {letter.lower() for letter in (*ours, *_LETTER.findall(answer)) if letter}
+    free = [letter for letter in "qwzvuhgmkj" if letter not in used]
+    capitals = [letter for letter in sorted(ours) if letter.isupper() and letter.lower() in ours]
+    others = dict(zip(capitals, free, strict=False))
+    if not others:
+        return gold, answer
+    first, second = (
+        _LETTER.sub(lambda match: others.get(match[1], match[0]) if match[1] else match[0], text)
+        for text in (gold, answer)
+    )
+    return first, second
+
+
 def number(text: str) -> tuple[Fraction, int] | None:
     r"""Return the exact value of a plain number in normal form and its significant digits; None if it is none.
 
     Plain are `-1,234.5`, `\frac{3}{4}`, `3/4`, `1\frac{1}{2}`, `6.02\times10^{23}`. The digits are 0 but for decimals,
     which may stand for a number nearby.
     """
+    if _SPACED_THOUSANDS.fullmatch(text):
+        text = text.replace(" ", "")
     decimal = _DECIMAL.fullmatch(text)
     if decimal:
         sign, digits, *exponents = decimal.groups()

@@ -91,8 +91,8 @@ def _shared(
     of_test = _places(places, test, "env.test_rows", entry)
     if train is not None and test is not None and of_train & of_test:
         raise ConfigError(
-            f"env.test_rows: {test} and env.train_rows {train} share rows of {entry.dataset!r}; what is trained on can't "
-            "be a test"
+            f"env.test_rows: {test} and env.train_rows {train} share rows of {entry.dataset!r}; what is "
+            "trained on can't be a test"
         )
     if train is None:
         of_train = set(places) - of_test if test is not None else set(places)
@@ -197,7 +197,8 @@ def _field(row: Mapping[str, Any], where: str, named: str | None, known: Sequenc
     if named is not None:
         if row.get(named) is None:
             raise DataError(
-                f"{where}: no field {named!r}, which {kind}_field names; it has {_fields(row)}.{near(named, map(str, row))}"
+                f"{where}: no field {named!r}, which {kind}_field names; it has {_fields(row)}."
+                f"{near(named, map(str, row))}"
             )
         return named
     found = next((name for name in known if row.get(name) not in (None, "")), None)
@@ -237,8 +238,8 @@ def _answer(value: Any, name: str, where: str) -> str:
     if not answer or not key(answer[:MAX_ANSWER]) or len(answer) > MAX_ANSWER:
         size = f"{len(answer)} characters" if answer else "nothing"
         raise DataError(
-            f"{where}: {name!r} must hold an answer of 1 to {MAX_ANSWER} characters, or end with one in \\boxed{{}}; got "
-            f"{size}{f', {answer[:40]!r}…' if answer else ''}"
+            f"{where}: {name!r} must hold an answer of 1 to {MAX_ANSWER} characters, or end with one in \\boxed{{}}; "
+            f"got {size}{f', {answer[:40]!r}…' if answer else ''}"
         )
     return answer
 

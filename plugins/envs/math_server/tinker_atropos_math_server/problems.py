@@ -43,8 +43,8 @@ class Mix:
         if size > MAX_MIXED:
             least = min(sets, key=lambda name: weights[name] / len(sets[name]) if weights else 0.0)
             raise ConfigError(
-                f"env.datasets: at the weight of {least!r} one pass over all problems would take {size:.0f} of them, at "
-                f"most {MAX_MIXED} are possible; give it more weight, or fewer rows"
+                f"env.datasets: at the weight of {least!r} one pass over all problems would take {size:.0f} of them, "
+                f"at most {MAX_MIXED} are possible; give it more weight, or fewer rows"
             )
         slots = [
             max(len(problems), round(size * share / total)) for problems, share in zip(self._sets, shares, strict=True)
@@ -55,7 +55,7 @@ class Mix:
         return self._starts[-1]
 
     def __getitem__(self, index: int) -> Problem:
-        """Return a problem of the pass; the order of a run's tasks is a shuffle, so the sets stand one after another."""
+        """Return a problem of the pass. The sets stand one after another: a run shuffles its tasks."""
         index %= len(self)
         which = bisect_right(self._starts, index) - 1
         problems = self._sets[which]
