@@ -68,7 +68,9 @@ SAME: dict[str, Callable[[str], str | None]] = {
     "bigger brackets": lambda text: (
         "\\left" + text[:-1] + "\\right" + text[-1] if re.fullmatch(r"[(\[][^()\[\]]*[)\]]", text) else None
     ),
-    "short roots": lambda text: re.sub(r"\\sqrt\{(\d)\}", r"\\sqrt\1", text) if re.search(r"\\sqrt\{\d\}", text) else None,
+    "short roots": lambda text: (
+        re.sub(r"\\sqrt\{(\d)\}", r"\\sqrt\1", text) if re.search(r"\\sqrt\{\d\}", text) else None
+    ),
     "a unicode minus": lambda text: text.replace("-", "−") if "-" in text else None,
     "times one": lambda text: f"1 \\cdot {text}" if re.fullmatch(r"\d*\s*\\sqrt\{\d+\}|\d*\s*\\pi", text) else None,
     "a period": lambda text: f"{text}.",

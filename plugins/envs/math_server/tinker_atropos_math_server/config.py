@@ -119,9 +119,6 @@ class MathServerConfig(EnvironmentConfig):
     length_tokens: int | None = Field(
         None, ge=1, description="tokens at which the length term has fallen to 0 (2048 unless set)"
     )
-    max_tokens: int | None = Field(
-        None, ge=1, description="new tokens that suit a problem (2048 unless set); rollout.max_tokens goes before it"
-    )
     grading_workers: int | None = Field(None, ge=1, le=256, description="grading processes; unset: one a core")
     grading_seconds: float = Field(2.0, gt=0, le=600, description="processor time that grading one answer may take")
     grading_memory_mb: int = Field(2048, ge=512, description="address space of a grading process")

@@ -42,7 +42,7 @@ class MathServerEnvironment:
 
     def __init__(self, config: MathServerConfig, loaded: Loaded) -> None:
         self.config = config
-        self.max_tokens = config.max_tokens or prompts.MAX_TOKENS
+        self.max_tokens = prompts.MAX_TOKENS
         self.stop: Stop = list(prompts.COMPLETION_STOP) if config.prompt_format == "completion" else None
         self.grader = Grader(
             workers=config.grading_workers,
