@@ -5,16 +5,20 @@
 One process calls math-verify on (gold, answer) pairs one after the other, without any time limit: the loop. The pool
 gets the same pairs with the time and memory limits on, every pair through a worker; its target is 0.9 of cores x loop.
 The grader is what a run has: it settles plain answers itself and remembers verdicts. The median of the rounds counts.
+Processor time an answer, the parent's share included, is shown beside: on a machine that is busy otherwise it says what
+the rates would be on one that is not.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import statistics
 import sys
 import time
+from pathlib import Path
 
 from tinker_atropos.grading import Limits, WorkerPool
 from tinker_atropos.grading.pool import available_cores
@@ -65,6 +69,16 @@ def loop(pairs: list[list[str]]) -> float:
     return len(pairs) / (time.perf_counter() - began)
 
 
+def used() -> float:
+    """Return the processor seconds of this process and of its children that live (Linux)."""
+    total = time.process_time()
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
 async def pooled(pool: WorkerPool[list[str], bool], pairs: list[list[str]]) -> float:
     began = time.perf_counter()
     answers = await asyncio.gather(*(pool.call(pair) for pair in pairs))
@@ -83,6 +97,7 @@ async def measure(answers: int, workers: int, rounds: int) -> int:
     pool: WorkerPool[list[str], bool] = WorkerPool("tinker_atropos_math_server.equality:reference", workers=workers)
     grader = Grader(workers=workers, limits=Limits())
     rates: dict[str, list[float]] = {"loop": [], "pool": [], "grader": []}
+    seconds: dict[str, list[float]] = {"loop": [], "pool": [], "grader": []}
     try:
         warm = questions(40, seed=-1)
         loop(warm)
@@ -90,9 +105,15 @@ async def measure(answers: int, workers: int, rounds: int) -> int:
         for number in range(rounds):
             # Other pairs in each round, the same for all three: sympy and the grader remember what they have seen.
             pairs = questions(answers, seed=number)
+            marks = [used()]
             rates["loop"].append(loop(pairs))
+            marks.append(used())
             rates["pool"].append(await pooled(pool, pairs))
+            marks.append(used())
             rates["grader"].append(await graded(grader, pairs))
+            marks.append(used())
+            for name, before, after in zip(seconds, marks, marks[1:], strict=False):
+                seconds[name].append((after - before) / answers)
     finally:
         await pool.close()
         await grader.close()
@@ -107,7 +128,11 @@ async def measure(answers: int, workers: int, rounds: int) -> int:
         ("grader", "math_server's grader"),
     ):
         rate = statistics.median(rates[name])
-        print(f"  {text:<40} {rate:8.1f}   {rate / peer:5.2f} x the loop   rounds {[round(r, 1) for r in rates[name]]}")
+        milliseconds = 1000 * statistics.median(seconds[name])
+        print(
+            f"  {text:<40} {rate:8.1f}   {rate / peer:5.2f} x the loop   {milliseconds:6.1f} ms of a core an answer   "
+            f"rounds {[round(r, 1) for r in rates[name]]}"
+        )
     print(f"pool / (workers x loop) = {reached:.2f}, target {TARGET}: {'reached' if reached >= TARGET else 'MISSED'}")
     return 0 if reached >= TARGET else 1
 
