@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tinker_atropos import RunError
@@ -54,7 +55,7 @@ async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     pools: list[WorkerPool] = []
 
-    def make(name: str, workers: int = 2, **limits: float) -> WorkerPool:
+    def make(name: str, workers: int = 2, **limits: Any) -> WorkerPool:
         pools.append(WorkerPool(f"graders:{name}", workers=workers, limits=Limits(**limits)))
         return pools[-1]
 
@@ -98,6 +99,7 @@ async def test_a_worker_that_keeps_memory_is_replaced_without_losing_a_call(pool
 async def test_a_worker_killed_between_two_calls_costs_no_answer(pool: Callable[..., WorkerPool]) -> None:
     one = pool("process", workers=1)
     first = await one.call(None)
+    assert first is not None
     os.kill(first, signal.SIGKILL)
     second = await one.call(None)
     assert second is not None
@@ -121,6 +123,7 @@ async def test_a_pool_may_be_used_again_after_it_was_closed_and_from_another_loo
 async def test_closing_answers_what_is_under_way_and_leaves_no_process(pool: Callable[..., WorkerPool]) -> None:
     pids = pool("process", workers=1)
     pid = await pids.call(None)
+    assert pid is not None
     grading = pool("hostile", workers=1)
     waiting = [asyncio.create_task(grading.call("sleep")) for _ in range(3)]
     await asyncio.sleep(0.2)
