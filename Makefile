@@ -19,7 +19,7 @@ TESTS := $(wildcard tests sdk/tests adapters/*/tests plugins/*/*/tests scripts b
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup run test check lint docs wheels bench bench-api bench-humanoid bench-endpoints bench-quickstart conformance clean
+.PHONY: help setup run test check lint docs wheels bench bench-api bench-humanoid bench-endpoints bench-grading bench-quickstart conformance clean
 
 help:
 	@echo "make setup             create $(VENV) and install everything, editable"
@@ -32,6 +32,7 @@ help:
 	@echo "make bench-api         the trajectory API, in memory and on Redis, beside atroposlib's run-api"
 	@echo "make bench-humanoid    environment steps/s of Humanoid beside MuJoCo alone, Gymnasium and EnvPool"
 	@echo "make bench-endpoints   what a request of /generate costs over the bare policy"
+	@echo "make bench-grading     graded answers/s of math_server beside math-verify in a loop"
 	@echo "make bench-quickstart  learning: three seeds, and a learning rate of 0"
 	@echo "make conformance       tinker-cookbook's own loops on the local Tinker server, Atropos' tests and scripts"
 	@echo "make clean             remove $(VENV), dist and caches; runs stay"
@@ -81,6 +82,9 @@ bench-humanoid: setup
 
 bench-endpoints: setup
 	$(BIN)/python benchmarks/endpoints.py $(ARGS)
+
+bench-grading: setup
+	$(BIN)/python benchmarks/grading.py $(ARGS)
 
 conformance: setup
 	$(BIN)/python conformance/cookbook.py

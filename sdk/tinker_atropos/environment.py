@@ -70,6 +70,12 @@ class TextEnvironment(Protocol):
     An environment may besides define `stop: Stop` (in place of its specification's), `max_tokens: int | None` (new
     tokens per turn that suit it), `async score_group(group) -> Group` (rewards that compare the trajectories of a
     group) and `async close()`.
+
+    One that learns from what its tasks came to defines `ended(groups)`, called once a step with the groups that ended
+    with it, trained on or discarded, in the run's order; `snapshot()`, which returns what it has learned, JSON-ready;
+    and `restore(snapshot)`. What `snapshot` returns is kept in each checkpoint, and restored where a run resumes or
+    rewinds, so it must depend on nothing but `ended`. `skip(task) -> str` may say why a training task is not worth
+    playing now ("" to play it), by what was learned and the task alone: then a resumed run skips the same.
     """
 
     def tasks(self, split: str) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tinker_atropos.attempt import Attempt
 from tinker_atropos.config import Config
+from tinker_atropos.environment_state import state_file
 from tinker_atropos.errors import EpisodesFailed, FilteredOut, UpdateUncertain
 from tinker_atropos.progress import Progress
 from tinker_atropos.registry import Registry
@@ -67,6 +68,8 @@ class TextTraining:
                 await self.trainer.close()
 
     async def _open(self, first: PolicyRef) -> None:
+        manifest = self.attempt.manifest
+        await self.production.learned.read(None if manifest is None else state_file(self.folder.path, manifest.step))
         await self.pool.adopt(first)
         await self.production.open(self.pool)
 
@@ -164,6 +167,7 @@ class TextTraining:
         await asyncio.to_thread(self._write_rollouts, groups, ordinals, discarded, update)
         source.recorded(discarded)
         self.discarded += [ended.id for ended in discarded]
+        self.production.learned.ended(_in_order(groups, ordinals, discarded))
         await self.state.publish(update.ref)
         evaluation: dict[str, float] = {}
         last = self.step >= config.env.total_steps
@@ -219,7 +223,14 @@ class TextTraining:
     async def _save(self, source: GroupSource, fence: int, *, final: bool) -> Checkpoint:
         """Save a checkpoint; then the state may forget what its manifest counts."""
         ended = list(self.attempt.consumed)
-        checkpoint = await self.attempt.save(self.trainer, source.cursor(), final=final)
+        learned, path = self.production.learned, state_file(self.folder.path, self.step)
+
+        async def beside() -> None:
+            await learned.write(path)
+
+        checkpoint = await self.attempt.save(
+            self.trainer, source.cursor(), final=final, beside=beside if learned.lasts else None
+        )
         if self.production.lasting:
             await self.state.commit(ended, fence)
             for id in self.discarded:
@@ -273,3 +284,9 @@ class TextTraining:
         ]
         await asyncio.to_thread(self.folder.write_evaluation, step, records)
         return {**evaluation.metrics(), "time/evaluation": time.monotonic() - began}
+
+
+def _in_order(groups: Sequence[Group], ordinals: Sequence[int], discarded: Sequence[Discarded]) -> list[Group]:
+    """Return the groups that ended with a step, trained on or not, by their place in the run's order."""
+    ended = [*zip(ordinals, groups, strict=True), *((one.ordinal, one.group) for one in discarded)]
+    return [group for _, group in sorted(ended, key=lambda pair: pair[0]) if group is not None]

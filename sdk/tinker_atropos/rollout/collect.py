@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tinker_atropos.environment_state import why_skipped
 from tinker_atropos.errors import FilteredOut
 from tinker_atropos.rollout.group import GroupPlan, episodes_failed, run_group
 from tinker_atropos.rollout.policies import PolicyPool
@@ -66,6 +67,7 @@ class Collector:
         on_group: Callable[[Group], None] = lambda group: None,
     ) -> None:
         self._environment, self._pool, self._store, self._stream = environment, pool, store, stream
+        self._size: int | None = stream.size
         self._plan, self._bounds, self._tokenizer = plan, bounds, tokenizer
         self._seed, self._lineage, self._on_group = seed, lineage, on_group
         self._taken = first_step * bounds.groups_per_batch
@@ -83,7 +85,7 @@ class Collector:
         try:
             while True:
                 while self._may_start():
-                    self._flying.add(asyncio.create_task(self._roll(self._stream.next())))
+                    self._flying.add(asyncio.create_task(self._roll(self._next())))
                     if len(self._flying) % 64 == 0:
                         await asyncio.sleep(0)  # a huge batch must not hold up the loop
                 waker = asyncio.create_task(self._wake.wait())
@@ -181,6 +183,23 @@ class Collector:
             return False
         steps = min(newest.step + bounds.max_staleness + 1, bounds.total_steps)
         return self._taken + self._kept + len(self._flying) < steps * bounds.groups_per_batch
+
+    def _next(self) -> Issued:
+        """Give out the next task that the environment does not skip; raises `FilteredOut` if it skips them all."""
+        most = max(self._size or 0, self._bounds.max_filtered_groups) + 1
+        reasons: Counter[str] = Counter()
+        for _ in range(most):
+            issued = self._stream.next()
+            reason = why_skipped(self._environment, issued.task)
+            if not reason:
+                return issued
+            reasons[reason] += 1
+            id = group_id(self._lineage, issued.ordinal)
+            self._discarded.append(Discarded(id, issued.task, reason, None, issued.ordinal))
+        raise FilteredOut(
+            f"the environment skips every task ({', '.join(f'{why}: {n}' for why, n in sorted(reasons.items()))}), "
+            "so there is nothing left to learn from; widen its bounds, or use other tasks"
+        )
 
     async def _roll(self, issued: Issued) -> None:
         id = group_id(self._lineage, issued.ordinal)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tinker_atropos.config import Config
+from tinker_atropos.environment_state import EnvironmentState
 from tinker_atropos.errors import EpisodesFailed, FilteredOut, PluginError, RunError
 from tinker_atropos.external import EndpointSettings, ExternalEnvironment, PolicyEndpoint, RunInfo
 from tinker_atropos.rollout.evaluate import Evaluation
@@ -37,6 +38,7 @@ class ExternalProduction:
 
     def __init__(self, config: Config, environment: ExternalEnvironment) -> None:
         self._config, self._environment = config, environment
+        self.learned = EnvironmentState(None)  # it keeps what it learns itself
         self._context: int | None = None
 
     def cap(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tinker_atropos.config import Config
+from tinker_atropos.environment_state import EnvironmentState
 from tinker_atropos.rollout.collect import Bounds, Collector
 from tinker_atropos.rollout.evaluate import Evaluation, evaluate
 from tinker_atropos.rollout.group import GroupPlan
@@ -37,12 +38,13 @@ class SourceContext:
 class Production(Protocol):
     """Makes a run's groups and evaluates its policies.
 
-    `test_tasks` is how many tasks an evaluation has. `lasting`: a group ends with the manifest that counts it, not with
-    its step, because nobody could make it again.
+    `test_tasks` is how many tasks an evaluation has; `learned` what the environment learns during the run. `lasting`: a
+    group ends with the manifest that counts it, not with its step, because nobody could make it again.
     """
 
     test_tasks: int
     lasting: bool
+    learned: EnvironmentState
 
     def cap(self) -> int:
         """Return how many groups the state must hold, waiting and leased."""
@@ -72,6 +74,7 @@ class EpisodeProduction:
 
     def __init__(self, config: Config, environment: Any, test_tasks: int, tokenizer: Any) -> None:
         self.test_tasks = test_tasks
+        self.learned = EnvironmentState(environment)
         self._config, self._environment, self._tokenizer = config, environment, tokenizer
         self._plan: GroupPlan | None = None
         self._eval_plan: GroupPlan | None = None

@@ -40,6 +40,11 @@ class TaskStream:
         self._open: set[int] = set()
         self._epoch: tuple[int, Any] = (-1, None)
 
+    @property
+    def size(self) -> int | None:
+        """How many tasks the split has; None: endless."""
+        return self._size
+
     def next(self) -> Issued:
         """Give out the next task."""
         if self._again:

@@ -247,14 +247,10 @@ async def test_an_expression_that_never_ends_is_cut_off_and_the_next_one_graded(
         await verifier.close()
 
 
-async def test_a_verifier_that_was_killed_or_closed_starts_again() -> None:
+async def test_a_verifier_that_was_closed_starts_again() -> None:
     verifier = Verifier()
     try:
         assert await verifier.equal("20 - 2", Fraction(18)) is True
-        assert verifier._process is not None
-        verifier._process.kill()
-        verifier._process.wait()
-        assert await verifier.equal("21 - 3", Fraction(18)) is True
         await verifier.close()
         assert await verifier.equal("22 - 3", Fraction(18)) is False
     finally:

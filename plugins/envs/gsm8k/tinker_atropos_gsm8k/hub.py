@@ -1,56 +1,19 @@
-"""Loads a data set of the Hugging Face hub through `datasets`, or says soon that the hub can't be reached."""
+"""Turns a data set of the Hugging Face hub into problems."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import threading
-from collections.abc import Iterator
-from typing import Any
-
 from tinker_atropos.errors import DataError
+from tinker_atropos.rows.hub import load_hub
 
 from tinker_atropos_gsm8k.config import GSM8K, WAYS_ON
 from tinker_atropos_gsm8k.problems import Problem
 from tinker_atropos_gsm8k.rows import SPLITS, to_problem
 
-REQUEST_SECONDS = 5.0
-# A resolver may hang beyond any request's time limit, so the question whether the hub is there has a limit of its own.
-PROBE_SECONDS = 8.0
-
-logger = logging.getLogger(__name__)
-
 
 def read_hub(dataset: str, subset: str | None) -> dict[str, list[Problem]]:
-    """Return the problems of a hub data set by split.
-
-    Without a reachable hub the copy in the local cache is used, and the log says so. Raises `DataError` that names
-    the ways on if there is none, or if the data set or a row of it is not as expected.
-    """
-    import datasets
-
+    """Return the problems of a hub data set by split; raises `DataError` as `load_hub` does, or for a wrong row."""
     name = subset if subset is not None else ("main" if dataset == GSM8K else None)
-    trouble = _probe()
-    if trouble is not None:
-        logger.warning("the hub can't be reached (%s); looking for %s in the local cache", trouble, dataset)
-    try:
-        with _offline(datasets) if trouble is not None else contextlib.nullcontext():
-            loaded = datasets.load_dataset(dataset, name)
-    except Exception as error:  # `datasets` raises what its file systems and HTTP clients raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if trouble is not None:
-            raise DataError(
-                f"env.dataset: the hub can't be reached ({trouble}), and the local cache has no {dataset!r}; use "
-                f"{WAYS_ON}"
-            ) from error
-        raise DataError(
-            f"env.dataset: {dataset!r} can't be loaded from the hub: {reason}; check the name and env.subset, or use "
-            f"{WAYS_ON}"
-        ) from error
-    return _problems(loaded, dataset)
-
-
-def _problems(loaded: Any, dataset: str) -> dict[str, list[Problem]]:
+    loaded = load_hub(dataset, name, ways_on=WAYS_ON)
     found = {
         split: [
             to_problem(row, f"{dataset}, {split} row {number}") for number, row in enumerate(loaded[split], start=1)
@@ -63,34 +26,3 @@ def _problems(loaded: Any, dataset: str) -> dict[str, list[Problem]]:
             f"env.dataset: {dataset!r} has neither a train nor a test split; it has {', '.join(loaded) or 'none'}"
         )
     return found
-
-
-def _probe() -> str | None:
-    """Return why the hub can't be reached, or None if it answers."""
-    outcome: list[str | None] = []
-    # A daemon: a resolver that hangs must not hold up the exit of the program either.
-    thread = threading.Thread(target=lambda: outcome.append(_request()), name="hub-probe", daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS)
-    return outcome[0] if outcome else f"no answer within {PROBE_SECONDS:.0f} s"
-
-
-def _request() -> str | None:
-    from huggingface_hub import constants, get_session
-
-    try:
-        response = get_session().head(constants.ENDPOINT, timeout=REQUEST_SECONDS)
-    except Exception as error:  # the HTTP library below huggingface_hub has changed twice
-        return f"{constants.ENDPOINT}: {str(error).strip() or type(error).__name__}"
-    return f"{constants.ENDPOINT} answers {response.status_code}" if response.status_code >= 500 else None
-
-
-@contextlib.contextmanager
-def _offline(datasets: Any) -> Iterator[None]:
-    """Keep `datasets` from trying the network, and retrying it, on the way to its cache."""
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
