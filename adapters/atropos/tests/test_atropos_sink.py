@@ -65,6 +65,9 @@ class FakeEndpoint:
     tokenizer: str = "fake"
     context_length: int | None = 100
 
+    def seen(self) -> dict[str, int]:
+        return {}
+
     async def ready(self) -> None:
         pass
 
@@ -210,20 +213,38 @@ def test_posted_logprobs_stand_only_where_they_are_trusted() -> None:
     assert convert(posted(tokens=[[100, 7, 8, 9]])).discard == "unproven"
 
 
-def test_overrides_and_distillation_travel_with_the_group() -> None:
+def test_overrides_travel_with_the_group() -> None:
     group = posted(
         overrides=[{"set_advantage_to_zero": True}],
         group_overrides={"sft": True},
         generation_params={"temperature": 0.5},
-        distill_token_ids=[[[1, 2]] * 4],
-        distill_logprobs=[[[-1.0, -2.0]] * 4],
     )
     converted = convert(group).group
     assert converted.trajectories[0].segments[0].advantages.tolist() == [0.0] * 4
     assert converted.overrides["sft"] is True
     assert converted.overrides["generation_params"] == {"temperature": 0.5}
-    assert converted.overrides["distill_token_ids"][0].shape == (4, 2)
-    assert converted.overrides["distill_logprobs"][0].dtype == np.float32
+
+
+def test_distillation_trains_on_the_teachers_log_probability_less_the_samplers() -> None:
+    plain = convert(posted()).group.trajectories[0].segments[0]
+    trained = [place for place in range(4) if plain.mask[place]]
+    tokens = plain.tokens.tolist()
+    ids, teacher = [[token] for token in tokens], [[-0.25]] * 4
+    segment = convert(posted(distill_token_ids=[ids], distill_logprobs=[teacher])).group.trajectories[0].segments[0]
+    expected = [-0.25 - float(plain.logprobs[place]) if place in trained else 0.0 for place in range(4)]
+    assert segment.advantages.tolist() == pytest.approx(expected)
+    assert segment.mask.tolist() == plain.mask.tolist()
+
+    first, others = trained[0], trained[1:]
+    ids[first] = [tokens[first] + 1]  # the teacher ranks another token first and says nothing of the sampled one
+    for place in others:
+        ids[place], teacher[place] = [0, tokens[place]], [-5.0, -0.5]
+    converted = convert(posted(distill_token_ids=[ids], distill_logprobs=[teacher]))
+    trajectory = converted.group.trajectories[0]
+    assert trajectory.masked == {"unproven": 1, "no_teacher_logprob": 1}
+    assert [place for place in range(4) if trajectory.segments[0].mask[place]] == others
+    for place in others:
+        assert trajectory.segments[0].advantages[place] == pytest.approx(-0.5 - float(plain.logprobs[place]))
 
 
 @pytest.mark.parametrize(

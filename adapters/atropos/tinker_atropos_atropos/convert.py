@@ -116,11 +116,22 @@ def _trajectory(
                 policies = policies or (trusted,)
     masked = {"unproven": int(unproven.sum())} if unproven.any() else {}
     counts.update(masked)
-    counts["trained"] += int(mask.sum())
+    advantages = _advantages(posted, index, len(tokens))
+    if advantages is None and posted.distill_token_ids and posted.distill_logprobs:
+        advantages, known = distillation(
+            tokens, logprobs, posted.distill_token_ids[index], posted.distill_logprobs[index]
+        )
+        if (mask & ~known).any():
+            masked["no_teacher_logprob"] = int((mask & ~known).sum())
+            counts["no_teacher_logprob"] += masked["no_teacher_logprob"]
+        mask = mask & known
+        advantages = np.where(mask, advantages, np.float32(0)).astype(np.float32)
+        logprobs = np.where(mask, logprobs, np.float32(0)).astype(np.float32)
     turns = max(1, len(policies))
+    counts["trained"] += int(mask.sum())
     reasons = proven.finish_reasons if len(proven.finish_reasons) == turns else _STOPPED * turns
     return Trajectory(
-        segments=(Segment(tokens, logprobs, mask, _advantages(posted, index, len(tokens))),),
+        segments=(Segment(tokens, logprobs, mask, advantages),),
         rewards=(0.0,) * (turns - 1) + (float(posted.scores[index]),),
         finish_reasons=reasons,
         policies=policies,
@@ -142,24 +153,32 @@ def _advantages(posted: Posted, index: int, length: int) -> FloatArray | None:
 def _overrides(posted: Posted) -> dict[str, Any]:
     """Return what stands beside the sequences.
 
-    `group_overrides` as they came; `overrides` (one mapping a sequence) and `generation_params` under their names;
-    `distill_token_ids` (`int32[T, K]` a sequence, or lists where K varies) and `distill_logprobs` (`float32`, alike).
+    `group_overrides` as they came; `overrides` (one mapping a sequence) and `generation_params` under their names.
     """
     found = dict(posted.group_overrides or {})
     if posted.overrides and any(posted.overrides):
         found["overrides"] = tuple(posted.overrides)
     if posted.generation_params:
         found["generation_params"] = posted.generation_params
-    if posted.distill_token_ids and posted.distill_logprobs:
-        found["distill_token_ids"] = tuple(_rows(rows, np.int32) for rows in posted.distill_token_ids)
-        found["distill_logprobs"] = tuple(_rows(rows, np.float32) for rows in posted.distill_logprobs)
     return found
 
 
-def _rows(rows: Sequence[Sequence[float]], kind: type[np.generic]) -> Any:
-    if len({len(row) for row in rows}) > 1:
-        return [list(row) for row in rows]
-    return np.asarray(rows, dtype=kind)
+def distillation(
+    tokens: IntArray, logprobs: FloatArray, ids: Sequence[Sequence[int]], teacher: Sequence[Sequence[float]]
+) -> tuple[FloatArray, BoolArray]:
+    """Return per-token advantages of on-policy distillation, `float32[T]`, and where the teacher said what it takes.
+
+    The advantage of a sampled token is the teacher's log-probability of it minus the sampler's: the negative of the
+    reverse KL divergence's sample at that token (Agarwal et al. 2024, "On-Policy Distillation of Language Models"). Row
+    t of `ids` and `teacher` is of position t; of its K entries the one of the sampled token counts, and a token that is
+    not among them is not known.
+    """
+    advantages, known = np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.bool_)
+    for place, token in enumerate(tokens.tolist()):
+        if token in ids[place]:
+            advantages[place] = teacher[place][ids[place].index(token)] - logprobs[place]
+            known[place] = True
+    return advantages, known
 
 
 def has_images(posted: Posted) -> bool:

@@ -23,7 +23,6 @@ from tinker_atropos_atropos.script_interpreter import (
 )
 from tinker_atropos_atropos.script_process import ScriptProcess, exit_words, start_script
 from tinker_atropos_atropos.script_sink import CountingSink
-from tinker_atropos_atropos.script_tokenizer import tokenizer_for
 from tinker_atropos_atropos.script_variables import CONFIG_VARIABLE
 from tinker_atropos_atropos.script_watch import Limits, Watch, log_words
 from tinker_atropos_atropos.script_yaml import Joined, script_configuration
@@ -76,7 +75,7 @@ class ScriptEnvironment:
         self, name: str, script: Script, endpoint: PolicyEndpoint, sink: CountingSink, api_url: str
     ) -> ScriptProcess:
         """Write the script's configuration and start it."""
-        joined = self._joined(name, script, endpoint, sink.info.folder.absolute() / "scripts" / "tokenizer")
+        joined = self._joined(name, script, endpoint)
         written = script_configuration(joined, endpoint, sink.info, api_url, self._own[name])
         for note in written.notes:
             sink.say(f"note: {note}")
@@ -94,10 +93,9 @@ class ScriptEnvironment:
             stop_seconds=self.config.stop_timeout,
         )
 
-    def _joined(self, name: str, script: Script, endpoint: PolicyEndpoint, folder: Path) -> Joined:
-        version = self._interpreters[name].versions.get("transformers")
+    def _joined(self, name: str, script: Script, endpoint: PolicyEndpoint) -> Joined:
         return Joined(
-            tokenizer=tokenizer_for(version, endpoint.tokenizer, folder),
+            tokenizer=endpoint.tokenizer,
             name=name,
             share=script.weight / sum(other.weight for other in self.scripts.values()),
             weight=script.weight,

@@ -68,6 +68,9 @@ class FakeEndpoint:
     tokenizer = "/models/tiny"
     context_length: int | None = 512
 
+    def seen(self) -> dict[str, int]:
+        return {}
+
     async def ready(self) -> None:
         pass
 

@@ -53,6 +53,9 @@ class FakeInference:
         self.requests[request.path] += 1
         return web.json_response({}, status=404)
 
+    def seen(self) -> dict[str, int]:
+        return {}
+
     async def ready(self) -> None:
         pass
 

@@ -28,6 +28,9 @@ class Prover:
 
     url, token, model, tokenizer, context_length = "http://127.0.0.1:9/v1", None, "tiny", "/models/tiny", 64
 
+    def seen(self) -> dict[str, int]:
+        return {}
+
     async def ready(self) -> None:
         pass
 
