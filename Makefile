@@ -19,7 +19,8 @@ TESTS := $(wildcard tests sdk/tests adapters/*/tests plugins/*/*/tests scripts b
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup run test check lint docs wheels bench bench-humanoid bench-quickstart conformance clean
+.PHONY: help setup run test check lint docs wheels bench bench-humanoid bench-control-learning bench-quickstart \
+	conformance clean
 
 help:
 	@echo "make setup             create $(VENV) and install everything, editable"
@@ -30,6 +31,7 @@ help:
 	@echo "make wheels            build every wheel into dist and try them in empty environments"
 	@echo "make bench             performance, beside the peers"
 	@echo "make bench-humanoid    environment steps/s of Humanoid beside MuJoCo alone, Gymnasium and EnvPool"
+	@echo "make bench-control-learning  PPO on Humanoid, three seeds; ARGS='--cleanrl PATH' beside CleanRL's"
 	@echo "make bench-quickstart  learning: three seeds, and a learning rate of 0"
 	@echo "make conformance       tinker-cookbook's own loops against the local Tinker server"
 	@echo "make clean             remove $(VENV), dist and caches; runs stay"
@@ -73,6 +75,9 @@ bench: setup
 
 bench-humanoid: setup
 	$(BIN)/python benchmarks/humanoid.py $(ARGS)
+
+bench-control-learning: setup
+	$(BIN)/python benchmarks/control_learning.py $(ARGS)
 
 conformance: setup
 	$(BIN)/python conformance/cookbook.py
