@@ -2,8 +2,8 @@
 
 Runs a control file with some seeds, one after the other, then, where `--cleanrl` names a checkout of CleanRL, its
 `ppo_continuous_action.py` for a part of the steps, scaled to all of them. Prints for each seed the mean return of the
-last 100 training episodes, so of the policy that explores, as CleanRL and Sample Factory publish it. Humanoid's is
-given in v5's reward, which the run learns from, and in v4's (see recorded_humanoid.py), which CleanRL publishes.
+last 100 training episodes (`--last`), so of the policy that explores, as CleanRL and Sample Factory publish it.
+Humanoid's is given in v5's reward, which the run learns from, and in v4's (recorded_humanoid.py), as CleanRL's is.
 
     python benchmarks/control_learning.py configs/humanoid.yaml --seeds 1 2 3 \\
         --cleanrl ../cleanrl --cleanrl-python ../cleanrl/.venv/bin/python
@@ -33,7 +33,6 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "benchmarks" / "recorded_humanoid.py"
-LAST = 100  # training episodes in a mean
 CLEANRL_PUBLISHED = 716.11  # Humanoid-v4, 1 M steps, ± 49.08: docs/benchmark/ppo_continuous_action.md of CleanRL
 # More threads of BLAS than one only wait for each other at these sizes.
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -50,13 +49,9 @@ class Learned:
     returns: list[float]
     returns_v4: list[float] | None
 
-    @property
-    def last(self) -> float:
-        return mean(self.returns[-LAST:])
-
-    @property
-    def last_v4(self) -> float | None:
-        return None if self.returns_v4 is None else mean(self.returns_v4[-LAST:])
+    def score(self, last: int) -> float:
+        """Return the mean return of the `last` training episodes."""
+        return mean(self.returns[-last:])
 
 
 def train(config: Path, seed: int, extra: Sequence[str], output: Path) -> Learned:
@@ -123,19 +118,21 @@ def cleanrl(options: argparse.Namespace) -> CleanRL:
     returns = re.findall(r"episodic_return=\[?([-\d.e+]+)", done.stdout)
     if not rates or not returns:
         raise SystemExit(f"{script} printed no SPS or no episodic_return: it needs gymnasium 0.29.1")
-    return CleanRL(options.cleanrl_steps, wall, float(rates[-1]), mean(float(value) for value in returns[-LAST:]))
+    return CleanRL(
+        options.cleanrl_steps, wall, float(rates[-1]), mean(float(value) for value in returns[-options.last :])
+    )
 
 
-def curve(learned: Learned, returns: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and the mean return of the 100 episodes up to them, at most 400 points."""
-    width = min(LAST, len(returns))
-    means = np.convolve(returns, np.full(width, 1 / width), mode="valid")
+def curve(learned: Learned, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps and the mean return of the `last` episodes up to them, at most 400 points."""
+    width = min(last, len(learned.returns))
+    means = np.convolve(learned.returns, np.full(width, 1 / width), mode="valid")
     steps = np.asarray(learned.env_steps[width - 1 :])
     chosen = np.unique(np.linspace(0, len(means) - 1, 400).astype(int))
     return steps[chosen], means[chosen]
 
 
-def draw(title: str, runs: Sequence[Learned], to: Path) -> None:
+def draw(title: str, runs: Sequence[Learned], last: int, to: Path) -> None:
     """Write a small picture of the curves of all seeds."""
     import matplotlib
 
@@ -144,9 +141,9 @@ def draw(title: str, runs: Sequence[Learned], to: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6, 3.6), dpi=90)
     for learned in runs:
-        steps, means = curve(learned, learned.returns)
-        axes.plot(steps, means, linewidth=1.2, label=f"seed {learned.seed}: {learned.last:,.0f}")
-    axes.set(xlabel="environment steps", ylabel=f"mean return of {LAST} training episodes", title=title)
+        steps, means = curve(learned, last)
+        axes.plot(steps, means, linewidth=1.2, label=f"seed {learned.seed}: {learned.score(last):,.0f}")
+    axes.set(xlabel="environment steps", ylabel=f"mean return of {last} training episodes", title=title)
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left")
@@ -161,10 +158,10 @@ def load() -> str:
     return f"load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores"
 
 
-def report(learned: Learned) -> str:
-    v4 = "" if learned.last_v4 is None else f" ({learned.last_v4:,.0f} in v4's reward)"
+def report(learned: Learned, last: int) -> str:
+    v4 = "" if learned.returns_v4 is None else f" ({mean(learned.returns_v4[-last:]):,.0f} in v4's reward)"
     return (
-        f"  seed {learned.seed}: return {learned.last:,.0f}{v4} over the last {min(LAST, len(learned.returns))} "
+        f"  seed {learned.seed}: return {learned.score(last):,.0f}{v4} over the last {min(last, len(learned.returns))} "
         f"training episodes, {learned.total_env_steps:,} environment steps in {learned.wall:,.0f} s, {load()}"
     )
 
@@ -197,8 +194,13 @@ def main() -> int:
         output = (options.keep or Path(temporary)).resolve()
         for seed in options.seeds:
             runs.append(train(options.config, seed, extra, output))
-            print(report(runs[-1]), flush=True)
-    draw(options.config.stem, runs, options.curves or ROOT / "docs" / "curves" / f"{options.config.stem}.png")
+            print(report(runs[-1], options.last), flush=True)
+    draw(
+        options.config.stem,
+        runs,
+        options.last,
+        options.curves or ROOT / "docs" / "curves" / f"{options.config.stem}.png",
+    )
     if options.cleanrl is None:
         return 0
     peer, steps, ours = cleanrl(options), runs[0].total_env_steps, mean(learned.wall for learned in runs)
@@ -212,7 +214,7 @@ def main() -> int:
     if all(learned.returns_v4 is not None for learned in runs):
         published = CLEANRL_PUBLISHED
         checks[f"above CleanRL's published {published:.0f} in v5's reward, each seed"] = all(
-            learned.last > published for learned in runs
+            learned.score(options.last) > published for learned in runs
         )
     for name, held in checks.items():
         print(f"{'ok  ' if held else 'MISS'} {name}")
