@@ -51,7 +51,7 @@ def test_the_cartpole_file_reaches_450(tinker_atropos, tmp_path):
     assert 60_000 <= rows[-1]["env_steps"] < 60_000 + 8 * 128
 
 
-@pytest.mark.parametrize("name", ["cartpole", "halfcheetah", "humanoid"])
+@pytest.mark.parametrize("name", ["cartpole", "halfcheetah", "humanoid", "humanoid-10m"])
 def test_every_control_file_says_what_it_would_do(name, tinker_atropos, tmp_path):
     ran = tinker_atropos("run", "-c", CONFIGS / f"{name}.yaml", "--dry-run", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
