@@ -174,6 +174,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as tinker-atropos run's"
     )
+    parser.add_argument("--last", type=int, default=100, help="training episodes in a mean")
     parser.add_argument("--cleanrl", type=Path, help="checkout of CleanRL to run as well")
     parser.add_argument("--cleanrl-python", default=sys.executable, help="interpreter with CleanRL's own packages")
     parser.add_argument("--cleanrl-steps", type=int, default=100_000)
