@@ -19,7 +19,8 @@ TESTS := $(wildcard tests sdk/tests adapters/*/tests plugins/*/*/tests scripts b
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup run test check lint docs wheels bench bench-api bench-humanoid bench-endpoints bench-grading bench-quickstart conformance clean
+.PHONY: help setup run test check lint docs wheels bench bench-api \
+	bench-humanoid bench-control-learning bench-endpoints bench-grading bench-quickstart conformance clean
 
 help:
 	@echo "make setup             create $(VENV) and install everything, editable"
@@ -31,6 +32,7 @@ help:
 	@echo "make bench             performance, beside the peers; ARGS='control_overlap' selects some"
 	@echo "make bench-api         the trajectory API, in memory and on Redis, beside atroposlib's run-api"
 	@echo "make bench-humanoid    environment steps/s of Humanoid beside MuJoCo alone, Gymnasium and EnvPool"
+	@echo "make bench-control-learning  PPO on Humanoid, three seeds; ARGS='--cleanrl PATH' beside CleanRL's"
 	@echo "make bench-endpoints   what a request of /generate costs over the bare policy"
 	@echo "make bench-grading     graded answers/s of math_server beside math-verify in a loop"
 	@echo "make bench-quickstart  learning: three seeds, and a learning rate of 0"
@@ -85,6 +87,9 @@ bench-endpoints: setup
 
 bench-grading: setup
 	$(BIN)/python benchmarks/grading.py $(ARGS)
+
+bench-control-learning: setup
+	$(BIN)/python benchmarks/control_learning.py $(ARGS)
 
 conformance: setup
 	$(BIN)/python conformance/cookbook.py

@@ -58,7 +58,7 @@ def test_the_cartpole_file_reaches_450(tinker_atropos, tmp_path):
     assert {"policy.npz", "policy.py"} <= {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("name", ["cartpole", "halfcheetah", "humanoid"])
+@pytest.mark.parametrize("name", ["cartpole", "halfcheetah", "humanoid", "humanoid-10m"])
 def test_every_control_file_says_what_it_would_do(name, tinker_atropos, tmp_path):
     ran = tinker_atropos("run", "-c", CONFIGS / f"{name}.yaml", "--dry-run", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
