@@ -359,7 +359,8 @@ def _dry_run(evaluator: Evaluator, form: str) -> None:
     click.echo(f"# {_volume(evaluator)}")
     tokens = "whatever room there is" if most is None else f"{missing * most:,} for one turn each"
     click.echo(
-        f"# {there} episodes are there; {count(missing, 'request')} at least, {turns} a turn-limit's worth at most"
+        f"# {count(there, 'episode')} there already; {count(missing, 'request')} at least, {missing * turns:,} at most "
+        f"({count(turns, 'turn')} an episode, rollout.max_turns)"
     )
     click.echo(f"# sampled tokens at most: {tokens}")
     for place, observation in enumerate(shown):

@@ -117,16 +117,17 @@ class Evaluator:
             samples=asked.samples,
             seed=asked.seed,
         )
-        sampling = settings["sampling"]
+        # Beside the model, since the kinds of models have these each for itself, and a comparison is of models.
         if isinstance(self.subject, EndpointSubject):
-            sampling["extra"] = dict(asked.extra)
+            settings["model"]["extra"] = dict(asked.extra)
         else:
-            sampling |= {
+            settings["model"] |= {
                 "context_overflow": posed.rollout.context_overflow,
+                "deterministic": asked.deterministic,
                 "max_token_length": posed.env.max_token_length,
+                "rendering": self._rendering(),
                 "tokenizer": posed.env.tokenizer_name,
             }
-            settings["model"] |= {"deterministic": asked.deterministic, "rendering": self._rendering()}
         return settings
 
     def folder(self) -> EvaluationFolder:

@@ -97,6 +97,10 @@ class EvaluationFolder:
         """Whether an evaluation was begun here."""
         return (self.path / SETTINGS).is_file()
 
+    def begun(self) -> bool:
+        """Whether any answer came; without one, other settings may take the name."""
+        return any(lines.path.exists() and lines.path.stat().st_size for lines in (self.episodes, self.answers))
+
     def settings(self) -> dict[str, Any]:
         """Return the settings; raises `CheckpointError` for a damaged file."""
         path = self.path / SETTINGS
@@ -116,6 +120,8 @@ class EvaluationFolder:
         if not self.exists():
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise ConfigError(f"{str(self.path)!r} holds something that is no evaluation; choose another --name")
+            return
+        if not self.begun():
             return
         changed = differences(self.settings(), json.loads(json.dumps(settings, default=str)))
         if changed:
@@ -145,7 +151,7 @@ class EvaluationFolder:
                 "--name"
             ) from None
         self._lock = lock
-        if not self.exists():
+        if not self.begun():
             content = {"version": VERSION, "settings": dict(settings)}
             write_atomically(self.path / SETTINGS, json.dumps(content, indent=1, default=str).encode())
 
