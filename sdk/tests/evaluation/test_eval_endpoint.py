@@ -136,6 +136,17 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(
     assert sum(fake_endpoint.answered.values()) == 12
 
 
+def test_one_process_at_a_time(run_eval, start_eval, fake_endpoint, environment_file, wait_until) -> None:
+    fake_endpoint.hold_after = 0
+    command = (environment_file, "-m", fake_endpoint.url, *COUNT, "--name", "held")
+    process = start_eval(*command)
+    wait_until(lambda: len(fake_endpoint.requests) > 0)
+    code, _, err = run_eval(*command)
+    assert (code, "in use by another process" in err) == (2, True), err
+    process.kill()
+    process.communicate()
+
+
 def test_passing_troubles_are_borne(run_eval, fake_endpoint, environment_file) -> None:
     fake_endpoint.script = [503, "drop", 429, "garbage"]
     code, out, err = run_eval(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -74,7 +75,8 @@ class PolicyPlayer:
                 (sample,) = await policy.sample(prompt.tokens, params, 1)
                 return {
                     "tokens": sample.tokens.tolist(),
-                    "logprobs": sample.logprobs.tolist(),
+                    # JSON has no NaN; whoever lacks a log-probability says so with one.
+                    "logprobs": [value if math.isfinite(value) else None for value in sample.logprobs.tolist()],
                     "stop_reason": sample.stop_reason,
                 }
 
