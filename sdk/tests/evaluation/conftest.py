@@ -34,7 +34,8 @@ env = single_turn(
 
 @dataclass
 class FakeEndpoint:
-    """What the fake server does and saw. `say(path, body)` gives the text of an answer.
+    """What the fake server does and saw. `say(path, body)` gives the text of an answer, `refuse(body)` a reason
+    to refuse with HTTP 400.
 
     `script` holds what the next requests meet instead, one each: a status, `drop` (the connection ends without a word)
     or `garbage`. After `hold_after` answers all further requests wait until `released`.
@@ -43,6 +44,7 @@ class FakeEndpoint:
     url: str = ""
     say: Callable[[str, dict[str, Any]], str] = lambda path, body: "7"
     finish: str = "stop"
+    refuse: Callable[[dict[str, Any]], str] = lambda body: ""
     script: list[int | str] = field(default_factory=list)
     always: int | None = None
     hold_after: int | None = None
@@ -97,6 +99,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         if isinstance(trouble, int):
             self._send(trouble, {"error": {"message": "planned trouble"}})
+            return
+        if said := fake.refuse(body):
+            self._send(400, {"error": {"message": said}})
             return
         text = fake.say(self.path, body)
         choice: dict[str, Any] = {"index": 0, "finish_reason": fake.finish}

@@ -176,6 +176,7 @@ def test_a_few_failures_are_reported_and_the_exit_code_says_so(run_eval, fake_en
     report = json.loads(out)
     assert (code, report["episodes"], report["missing"], report["failed"]) == (1, 11, 1, {"Refused": 1})
     assert "The same command tries those again" in err
+    assert (Path(report["folder"]) / "answers.jsonl").exists()
     code, out, _ = run_eval(*command)
     assert (code, json.loads(out)["failed"], json.loads(out)["missing"]) == (0, {}, 0)
 
@@ -276,6 +277,45 @@ def test_truncations_and_uncounted_tokens_are_reported(
     assert report["tokens"] == {"prompt": None, "sampled": None}
     _, out, _ = run_eval(environment_file, "-m", fake_endpoint.url, "-n", 3)
     assert "not counted by the endpoint" in out
+
+
+GUESS = """
+from tinker_atropos import EnvironmentConfig, EnvironmentSpec, Step
+
+class Episode:
+    async def reset(self):
+        return Step([{"role": "user", "content": "Guess."}])
+    async def step(self, completion):
+        return Step([{"role": "user", "content": "Again."}], reward=0.25, metrics={"length": len(completion.text)})
+    async def close(self):
+        pass
+
+class Guess:
+    def tasks(self, split):
+        return 3
+    async def episode(self, task):
+        return Episode()
+
+env = EnvironmentSpec("guess", make=lambda config: Guess())
+"""
+
+
+def test_a_conversation_goes_on_until_the_endpoint_has_no_room(run_eval, fake_endpoint, tmp_path) -> None:
+    """As on exact tokens: what was said until then is kept and counts as truncated."""
+    (tmp_path / "guess_env.py").write_text(GUESS)
+    fake_endpoint.refuse = lambda body: (
+        "This model's maximum context length is 9 tokens" if len(body["messages"]) > 5 else ""
+    )
+    code, out, err = run_eval("guess_env.py", "-m", fake_endpoint.url, "-n", 3, "--format", "json", "--name", "talk")
+    report = json.loads(out)
+    assert (code, report["truncated"], report["turns"], report["reward"]["mean"]) == (0, 3, 9, 0.75), err
+    record = json.loads((tmp_path / "evals" / "talk" / "episodes.jsonl").read_text().splitlines()[0])
+    roles = [message["role"] for message in record["messages"]]
+    assert roles == ["user", "assistant", "user", "assistant", "user", "assistant", "user"]
+    assert (record["truncated"], record["rewards"]) == (True, [0.25] * 3)
+    fake_endpoint.refuse = lambda body: "maximum context length"
+    code, _, err = run_eval("guess_env.py", "-m", fake_endpoint.url, "-n", 3, "--seed", 1)
+    assert (code, "all 3 episodes failed" in err, "no room" in err) == (1, True, True), err
 
 
 def test_two_evaluations_are_compared_by_task(run_eval, fake_endpoint, environment_file) -> None:

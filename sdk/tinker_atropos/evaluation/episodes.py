@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of it: `records` by task and sample, and causes of those that `failed`. `halted`: asked to stop."""
+    """What came of it: whole `records` by task and sample, and causes of those that `failed`. `halted`: as asked."""
 
     records: dict[tuple[int, int], Record]
     failed: Counter[str] = field(default_factory=Counter)
@@ -68,7 +68,7 @@ async def play_missing(
     say: Callable[[str], None],
     on_record: Callable[[Record], None],
 ) -> Outcome:
-    """Play every episode of the plan that `known` lacks or holds as failed; returns all records.
+    """Play every episode of the plan that `known` lacks or holds as failed; returns all whole records.
 
     An episode that fails (an error of the environment, a time-out, no answer) is tried `plan.retries` times more, then
     written down as failed. Raises `EpisodesFailed` after several of them in a row, and at once what no other episode
@@ -98,8 +98,11 @@ async def play_missing(
                 outcome.halted = True
                 return
             await asyncio.shield(folder.episodes.append(record))
-            outcome.records[index, sample] = record
-            in_a_row = in_a_row + 1 if record.get("failed") else 0
+            if record.get("failed"):
+                in_a_row += 1
+            else:
+                in_a_row = 0
+                outcome.records[index, sample] = record
             on_record(record)
             if in_a_row >= MOST_FAILED_IN_A_ROW:
                 raise EpisodesFailed(
