@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -160,6 +161,24 @@ class Quote:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPolicy:
+    """Weights to sample from where no run is on: `uri` as a checkpoint names them, None for the base `model` as it is.
+
+    `folder` is where whatever serves them keeps its log and its store: the run's folder, where they are a run's. `run`
+    and `step` name the policy in what is recorded. `deterministic`: a request's samples do not depend on others sampled
+    at the same time, where the trainer can have it so. `say` shows one line to the user.
+    """
+
+    uri: str | None
+    model: str | None
+    folder: Path
+    run: str
+    step: int
+    deterministic: bool
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerSpec:
     """Describes a trainer to the registry without building it.
 
@@ -169,7 +188,8 @@ class TrainerSpec:
     `quote(config, model)` says what a run would use. `unused(config)` names keys of its own section
     (or `section.key` paths of others) that have no effect with this configuration, with the reason.
     `checkpoints(config, folder)` opens the stored checkpoints: those of the run in `folder`, or with None those of the
-    account, if `has_account`: False for a trainer that keeps them in the runs' folders alone.
+    account, if `has_account`: False for a trainer that keeps them in the runs' folders alone. `stored(config, policy)`
+    opens stored weights outside of a run, as an async context manager that also ends the server it started for them.
     """
 
     name: str
@@ -184,6 +204,7 @@ class TrainerSpec:
     default_model: Callable[[Any], str] | None = None
     checkpoints: Callable[[Any, Path | None], Awaitable[CheckpointCatalogue]] | None = None
     has_account: bool = True
+    stored: Callable[[Any, StoredPolicy], AbstractAsyncContextManager[TextPolicy]] | None = None
     description: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
 

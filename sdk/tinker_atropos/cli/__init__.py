@@ -18,6 +18,7 @@ from tinker_atropos import __version__
 
 COMMANDS = {
     "run": "train a policy on an environment",
+    "eval": "score a model on an environment; compare two scores",
     "env": "environments that are installed",
     "trainer": "trainers that are installed",
     "checkpoint": "stored checkpoints of a run",

@@ -9,13 +9,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
+
 
 @contextmanager
-def interruptible(stop: asyncio.Event, say: Callable[[str], None]) -> Iterator[None]:
+def interruptible(stop: asyncio.Event, say: Callable[[str], None], notice: str = STOPPING) -> Iterator[None]:
     """Within the block the first SIGINT, SIGTERM or SIGHUP sets `stop`; a second one ends the process with code 130.
 
     Not so a second SIGHUP: a terminal that closes sends several. Where it is ignored (`nohup`) it stays ignored.
-    Children notice that their parent is gone by themselves.
+    `notice` is what the user is told at the first. Children notice that their parent is gone by themselves.
     """
     loop = asyncio.get_running_loop()
 
@@ -26,7 +28,7 @@ def interruptible(stop: asyncio.Event, say: Callable[[str], None]) -> Iterator[N
                 sys.stdout.flush()
             os._exit(130)
         stop.set()
-        say("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
+        say(notice)
 
     def hung_up() -> None:
         if not stop.is_set():

@@ -77,13 +77,13 @@ async def _play(episode: Episode, session: TextSession, ask: Ask, limits: Episod
             break
         session.observe(step.observation, step.tools)
         try:
-            prompt = session.prompt(limits.max_tokens)
+            # Where the policy is behind HTTP only it knows how much room there is.
+            sample = await ask(session.prompt(limits.max_tokens), len(rewards))
         except ContextOverflow:
             if limits.context_overflow == "drop" or not rewards:
                 raise
             truncated = True
             break
-        sample = await ask(prompt, len(rewards))
         completion = session.record(sample)
         step = _checked(await episode.step(completion), "step")
         rewards.append(float(step.reward))

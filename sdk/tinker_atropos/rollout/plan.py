@@ -66,13 +66,16 @@ def group_plan(config: Config, environment: Any, context: int | None, *, evaluat
 
 
 def load_tokenizer(config: Config) -> Any | None:
-    """Return the tokenizer that `env.tokenizer_name` names, None where it names none; raises `ConfigError`.
+    """Return the tokenizer that `env.tokenizer_name` names, None where it names none; raises `ConfigError`."""
+    name = config.env.tokenizer_name
+    return None if name is None else named_tokenizer(name)
+
+
+def named_tokenizer(name: str) -> Any:
+    """Return the tokenizer of a folder or hub id, as `env.tokenizer_name` names it; raises `ConfigError`.
 
     A hub that does not answer counts as unreachable after 10 s.
     """
-    name = config.env.tokenizer_name
-    if name is None:
-        return None
     from transformers import AutoTokenizer  # its import does not count as the hub's time
 
     load = AutoTokenizer.from_pretrained

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from tinker_atropos import hookimpl
 
 if TYPE_CHECKING:
-    from tinker_atropos.trainer import CheckpointCatalogue, TextPolicy, Trainer, TrainerSpec
+    from contextlib import AbstractAsyncContextManager
+
+    from tinker_atropos.trainer import CheckpointCatalogue, StoredPolicy, TextPolicy, Trainer, TrainerSpec
     from tinker_atropos.trajectory import PolicyRef
 
     from tinker_atropos_tinker.config import TinkerConfig
@@ -34,6 +36,7 @@ def trainer_spec() -> TrainerSpec:
         unused=preflight.unused,
         default_model=preflight.default_model,
         checkpoints=_checkpoints,
+        stored=_stored,
         description="LoRA through the Tinker SDK: hosted, or on this machine with --local",
     )
 
@@ -54,3 +57,9 @@ async def _checkpoints(config: TinkerConfig, folder: Path | None) -> CheckpointC
     from tinker_atropos_tinker.catalogue import open_catalogue
 
     return await open_catalogue(config, folder)
+
+
+def _stored(config: TinkerConfig, policy: StoredPolicy) -> AbstractAsyncContextManager[TextPolicy]:
+    from tinker_atropos_tinker.stored import open_stored
+
+    return open_stored(config, policy)

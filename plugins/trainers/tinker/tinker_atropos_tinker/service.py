@@ -32,6 +32,9 @@ HANDLE = "tinker-sampler:"
 PATH = "tinker://"
 """Begins the uri of a policy whose weights were saved."""
 
+BASE = "tinker-base:"
+"""Begins the uri of a policy that is a base model as it is; the rest is the model's name."""
+
 CONNECT_SECONDS = 10.0
 
 ANSWER_SECONDS = 60.0
@@ -276,6 +279,9 @@ async def open_sampler(ref: PolicyRef, where: Address) -> tinker.SamplingClient:
     if ref.uri.startswith(PATH):
         service = await shared_service(where)
         client = await service.create_sampling_client(model_path=ref.uri)
+    elif ref.uri.startswith(BASE):
+        service = await shared_service(where)
+        client = await service.create_sampling_client(base_model=ref.uri.removeprefix(BASE))
     elif ref.uri.startswith(HANDLE):
         handle = ref.uri.removeprefix(HANDLE)
         client = await off_loop(lambda: sdk().SamplingClient.from_sampler_handle(handle, api_key=where.key))
