@@ -158,11 +158,15 @@ class ExternalEnvironment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """Where inference endpoints listen and what they call the model. Port 0: a free one."""
+    """Where inference endpoints listen and what they call the model. Port 0: a free one.
+
+    `records` is a folder in which they keep what was sampled, so that endpoints that start again there still know it.
+    """
 
     model: str
     tokenizer: str | None = None
     host: str = "127.0.0.1"
     port: int = 0
     token: str | None = None
+    records: Path | None = None
     extra: Mapping[str, object] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from tinker_atropos_managed_server.inference import Inference
 from tinker_atropos_managed_server.sampled_turns import SampledTurns
 from tinker_atropos_managed_server.server import Access, Counts, Routes
 from tinker_atropos_managed_server.session import ManagedSessions
+from tinker_atropos_managed_server.turn_records import TurnRecords
 
 if TYPE_CHECKING:
     from tinker_atropos_managed_server import ManagedServerConfig
@@ -90,7 +91,8 @@ async def serve_policy(
     sessions = ManagedSessions(config)
     listener = _bind(settings, tls is not None)
     folder = Path(tempfile.mkdtemp(prefix="tinker-atropos-tokenizer-"))
-    journal = SampledTurns(config.journal_tokens)
+    records = None if settings.records is None else TurnRecords(settings.records, config.journal_tokens)
+    journal = await asyncio.to_thread(SampledTurns, config.journal_tokens, records)
     routes = Routes(Inference(sessions, source, journal), Access(settings.token), (settings.model,), extra)
     runner = web.AppRunner(
         routes.app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True, auto_decompress=False
@@ -110,6 +112,8 @@ async def serve_policy(
             await asyncio.wait([learning])
         await runner.cleanup()
         listener.close()
+        if records is not None:
+            records.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

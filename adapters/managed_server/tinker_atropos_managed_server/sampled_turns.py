@@ -16,6 +16,7 @@ from tinker_atropos.external import Proven
 from tinker_atropos.trajectory import FinishReason, FloatArray, IntArray
 
 from tinker_atropos_managed_server.turn import trainable
+from tinker_atropos_managed_server.turn_records import TurnRecord, TurnRecords
 
 # What a turn and a prompt take beside their tokens, in tokens of 4 bytes.
 _OVERHEAD = 256
@@ -65,7 +66,8 @@ class SampledTurns:
     a collision costs time, never truth.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, records: TurnRecords | None = None) -> None:
+        """Hold `budget` tokens; with `records`, what those hold too, and keep every further turn there."""
         self._budget = budget
         self._base = secrets.randbits(64) | 1  # odd, and nobody's guess
         self._powers: NDArray[np.uint64] = np.ones(1, dtype=np.uint64)
@@ -77,6 +79,11 @@ class SampledTurns:
         self._number = 0
         self._held = 0
         self._lock = threading.Lock()
+        self._records: TurnRecords | None = None
+        if records is not None:
+            for record in records.read():
+                self.add(record.prompt, record.sample, record.kept)
+            self._records = records
 
     @property
     def turns(self) -> int:
@@ -93,6 +100,8 @@ class SampledTurns:
         if not len(sample.tokens):
             return
         with self._lock:
+            if self._records is not None:
+                self._records.add(TurnRecord(prompt, sample, kept))
             known = self._prompt(prompt)
             tokens = np.array(sample.tokens, dtype=np.int32)
             start, end = len(known.tokens), len(known.tokens) + kept

@@ -192,7 +192,9 @@ class ExternalSource:
         """Serve the policy and let the environment drive itself; raises `RunError` if it ends before the run."""
         spec = self._config.adapter_spec
         given: Mapping[str, Any] = getattr(self._environment, "endpoint", {})
-        settings = EndpointSettings(**{"model": self._config.model or "policy", **given})
+        settings = EndpointSettings(
+            **{"model": self._config.model or "policy", "records": self._context.folder / "sampled", **given}
+        )
         self._sink.waits(await self._context.state.pending())
         async with spec.endpoint(self._config.adapter, self._context.pool, settings) as endpoint:
             await endpoint.ready()
