@@ -27,6 +27,7 @@ from tinker_atropos.external import EndpointSettings, GroupSink, PolicySource
 from tinker_atropos.registry import Registry
 from tinker_atropos.rollout.records import read_records
 from tinker_atropos.run import run
+from tinker_atropos.run_folder import RunFolder
 from tinker_atropos.state import MemoryState
 from tinker_atropos.testing import check_ledger
 from tinker_atropos.trajectory import SamplingParams
@@ -64,6 +65,15 @@ class Script:
 
     async def run(self, endpoint: Any, sink: GroupSink) -> None:
         await self.making(endpoint, sink)
+
+
+class Kept(MemoryState[Group]):
+    """Outlives a run, as a state on a server does."""
+
+    durable = True
+
+    async def close(self) -> None:
+        pass
 
 
 class ScriptConfig(EnvironmentConfig):
@@ -224,6 +234,55 @@ async def test_a_run_of_nothing_but_refused_or_equal_groups_ends_and_says_why(st
         await start(equal, rollout__max_filtered_groups=7, run__name="other")
 
 
+@pytest.mark.parametrize(("equal", "interval"), [(0.8, 4), (0.94, 2), (0.5, 0)])
+async def test_discarded_groups_never_fill_the_state(
+    start: Callable[..., Any], tmp_path: Path, equal: float, interval: int
+) -> None:
+    async def making(endpoint: FakeEndpoint, sink: GroupSink) -> None:
+        rng = np.random.default_rng(0)
+        number = 0
+        while True:
+            number += 1
+            score = (lambda place: 1.0) if rng.random() < equal else float
+            await sink.put(await sample_group(endpoint, f"g{number}", 2, score=score))
+
+    await start(
+        making,
+        env__group_size=2,
+        env__total_steps=12,
+        trainer__save_checkpoint_interval=interval,
+        rollout__max_filtered_groups=1000,
+        env__max_batches_offpolicy=3,
+    )
+    check_ledger(tmp_path / "runs/own/journal.jsonl", tmp_path / "runs/own")
+
+
+async def test_what_ended_a_run_does_not_end_the_resumed_one(start: Callable[..., Any], tmp_path: Path) -> None:
+    kept = Kept(1000)
+
+    async def refused(endpoint: FakeEndpoint, sink: GroupSink) -> None:
+        for number in range(12):
+            await sink.discard(await sample_group(endpoint, f"bad{number}"), "unproven")
+        await asyncio.Event().wait()
+
+    async def making(endpoint: FakeEndpoint, sink: GroupSink) -> None:
+        sink_state.append(sink)
+        await (refused if len(sink_state) == 1 else forever)(endpoint, sink)
+
+    sink_state: list[GroupSink] = []
+    mended = pytest.MonkeyPatch()
+    mended.setattr("tinker_atropos.rollout.external.ExternalProduction.state", lambda self: kept)
+    try:
+        with pytest.raises(EpisodesFailed):
+            await start(making, rollout__max_failed_groups=10)
+        await start(making, resume=True, rollout__max_failed_groups=10)
+    finally:
+        mended.undo()
+    manifests = RunFolder(tmp_path / "runs/own").manifests()
+    assert sum(len(manifest.discarded) for manifest in manifests) >= 10
+    check_ledger(tmp_path / "runs/own/journal.jsonl", tmp_path / "runs/own")
+
+
 async def test_the_same_group_twice_counts_once_and_a_full_queue_blocks(
     start: Callable[..., Any], service: FakeService
 ) -> None:
@@ -314,9 +373,6 @@ async def test_old_policies_are_not_trained_on(start: Callable[..., Any], tmp_pa
 async def test_an_environment_may_bring_a_state_of_its_own(
     start: Callable[..., Any], service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Kept(MemoryState):
-        durable = True
-
     kept = Kept(1000)
     monkeypatch.setattr(Script, "state", kept, raising=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 import secrets
 import subprocess
 import sys
@@ -473,3 +474,24 @@ async def test_without_its_client_the_command_is_named(monkeypatch: pytest.Monke
 async def test_a_cap_below_one_makes_no_sense(cap: int) -> None:
     with pytest.raises(ValueError, match="at least one item"):
         await open_state("redis://localhost", "r", cap)
+
+
+async def test_a_cancellation_is_never_forgotten(redis_server: Any) -> None:
+    state: Any = await open_state(redis_server.url, "cancelled", 1_000_000)
+    rng = random.Random(0)
+
+    async def put_for_ever(trial: int) -> None:
+        number = 0
+        while True:
+            number += 1
+            await state.put(make_group(f"{trial}-{number}"))
+
+    for trial in range(40):
+        task = asyncio.create_task(put_for_ever(trial))
+        await asyncio.sleep(rng.random() * 0.01)
+        task.cancel()
+        ended, _ = await asyncio.wait({task}, timeout=20)
+        task.cancel()
+        assert ended, "the task goes on although it was cancelled"
+    await state.forget()
+    await state.close()

@@ -12,6 +12,7 @@ from tinker_atropos.errors import ConfigError
 from tinker_atropos.external import GroupSink
 from tinker_atropos.rollout.records import read_records
 from tinker_atropos.run import run
+from tinker_atropos.run_folder import RunFolder
 from tinker_atropos.state import open_state
 from tinker_atropos.testing import check_ledger
 
@@ -70,7 +71,8 @@ async def test_groups_accepted_before_a_death_end_exactly_once(
     counts = ended(folder)
     assert max(counts.values()) == 1
     assert not waiting & set(counts)
-    assert set(accepted) <= set(counts) | waiting
+    listed = {id for manifest in RunFolder(folder).manifests() for id in manifest.discarded}
+    assert set(accepted) <= set(counts) | waiting | listed
     assert {f"g{n}" for n in range(40)} <= set(counts), "first in, first out, also over restarts"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from tinker_atropos.config import Config
@@ -30,8 +31,8 @@ class Saver(Protocol):
 class Attempt:
     """What training on text and on control have in common. `step` counts the steps that the weights have taken.
 
-    `total` is the last step. `consumed` are the groups or fragments trained on since the last manifest. `where()` says
-    how far the run is, for the notices of a silent one.
+    `total` is the last step. `consumed` are the groups or fragments trained on since the last manifest, `discarded`
+    those that ended untrained and can't be made again, with the reason.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Attempt:
         self.lineage = folder.next_lineage(self.manifest)
         self.step = self.manifest.step if self.manifest else 0
         self.consumed: list[str] = []
+        self.discarded: dict[str, str] = {}
+        self._written: Manifest | None = None  # by this attempt
         self.tally: Callable[[], str] | None = None
         self.supervisor = Supervisor(stop, progress.say, self._where)
 
@@ -104,8 +107,15 @@ class Attempt:
         final: bool,
         beside: Callable[[], Awaitable[None]] | None = None,
     ) -> Checkpoint:
-        """Save the trainer's state, then what `beside` writes, then the manifest that names both."""
+        """Save the trainer's state, then what `beside` writes, then the manifest that names both.
+
+        Where nothing was trained since the last manifest, only what was discarded is added to it.
+        """
         self.supervisor.enter("saving a checkpoint")
+        last = self._written
+        if last is not None and last.step == self.step and not self.consumed and not final:
+            await self._write(replace(last, cursor=cursor, discarded={**last.discarded, **self.discarded}))
+            return last.checkpoint
         name = "final" if final else f"step-{self.step:06d}"
         if self.lineage and not final:
             name += f"-r{self.lineage}"
@@ -121,11 +131,15 @@ class Attempt:
             cursor=cursor,
             finished=final,
             ancestry=self.ancestry,
+            discarded=dict(self.discarded),
         )
-        await asyncio.to_thread(self.folder.write_manifest, manifest)
-        self.consumed = []
-        self.notify("on_checkpoint", manifest=manifest.as_dict())
+        await self._write(manifest)
         return checkpoint
+
+    async def _write(self, manifest: Manifest) -> None:
+        await asyncio.to_thread(self.folder.write_manifest, manifest)
+        self._written, self.consumed, self.discarded = manifest, [], {}
+        self.notify("on_checkpoint", manifest=manifest.as_dict())
 
     def notify(self, hook: str, **values: Any) -> None:
         """Call the listeners; one that fails is named and harms nobody else."""

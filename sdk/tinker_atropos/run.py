@@ -105,6 +105,11 @@ async def _state(
 ) -> AsyncIterator[State[Group] | None]:
     """Yield the state that all attempts share; None: each has one of its own, in memory, as groups can be made anew."""
     kept = production.state()
+    if kept is not None and config.run.state != "memory":
+        raise ConfigError(
+            f"run.state: {config.run.state} has no effect: the groups of this run wait where its environment says; "
+            "leave it out"
+        )
     if kept is None and (production.lasting or config.run.state != "memory"):
         kept = await open_state(config.run.state, config.name, production.cap(), say=progress.say)
         left = len(await kept.pending()) if fresh and kept.durable else 0

@@ -55,7 +55,8 @@ class Manifest:
     """A run checkpoint: what of the run is final at `step`. Written atomically, and after all that it names.
 
     `consumed` are the groups trained on since the manifest before; `cursor` is the source's. `ancestry` lists the
-    lineages that the weights of `lineage` come from, each with the last of its steps that they hold.
+    lineages that the weights of `lineage` come from, each with the last of its steps that they hold. `discarded` are
+    groups that nobody could make again and that ended untrained since the manifest before, each with the reason.
     """
 
     run: str
@@ -67,6 +68,7 @@ class Manifest:
     finished: bool = False
     created: float = field(default_factory=time.time)
     ancestry: tuple[tuple[int, int], ...] = ()
+    discarded: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready mapping."""
@@ -87,6 +89,7 @@ class Manifest:
             finished=bool(content["finished"]),
             created=float(content["created"]),
             ancestry=tuple((int(lineage), int(step)) for lineage, step in content.get("ancestry", ())),
+            discarded={str(id): str(reason) for id, reason in content.get("discarded", {}).items()},
         )
 
 

@@ -40,7 +40,8 @@ class TextTraining:
         self.config, self.progress, self.folder = config, progress, folder
         self.production, self.state = production, state
         self.attempt = Attempt(config, progress, folder, registry, stop, total=config.env.total_steps)
-        self.discarded: list[str] = []  # since the last manifest, of groups that last until one counts them
+        # How many groups may be leased at a time: beyond, nothing new could be put, and the run would wait for ever.
+        self.most_held = min(production.cap(), getattr(state, "cap", production.cap())) - config.env.batch_size
         self.trainer: Trainer = config.trainer_spec.make(config.trainer)
         self.pool = PolicyPool(
             lambda ref: config.trainer_spec.open_policy(ref, config.trainer),
@@ -84,6 +85,7 @@ class TextTraining:
                 lineage=attempt.lineage,
                 first_step=self.step,
                 cursor=attempt.cursor,
+                left=self.left,
                 on_group=lambda group: attempt.notify("on_group", group=group),
                 say=self.progress.say,
             )
@@ -106,14 +108,18 @@ class TextTraining:
                 await self._leave_unfinished(source)
 
     async def _take_over(self) -> int:
-        """Begin an epoch: what the newest manifest consumed is gone, all else waits again, or is made anew."""
+        """Begin an epoch: what the newest manifest counts is gone, all else waits again, or is made anew."""
         fence = await self.state.fence()
-        if self.attempt.manifest is not None:
-            await self.state.commit(self.attempt.manifest.consumed, fence)
+        manifest = self.attempt.manifest
+        if manifest is not None:
+            await self.state.commit(manifest.consumed, fence)
+            for id, reason in manifest.discarded.items():
+                await self.state.discard(id, reason)
         await self.state.rewind(fence)
+        self.left = tuple(await self.state.pending())
         if not self.production.lasting:
-            for group in await self.state.pending():
-                await self.state.discard(group.id, "made anew", fence=fence)
+            for group in self.left:
+                await self.state.discard(group.id, "made anew")
         return fence
 
     async def _follow(self, source: GroupSource) -> None:
@@ -129,7 +135,7 @@ class TextTraining:
             try:
                 groups, waited = await self._next_groups(source, fence)
             except (Stopped, FilteredOut, EpisodesFailed):
-                if attempt.consumed:
+                if attempt.consumed or attempt.discarded:
                     await self._save(source, fence, final=False)
                 raise
             await self._one_step(source, groups, waited, fence)
@@ -166,7 +172,6 @@ class TextTraining:
         discarded = source.take_discarded()
         await asyncio.to_thread(self._write_rollouts, groups, ordinals, discarded, update)
         source.recorded(discarded)
-        self.discarded += [ended.id for ended in discarded]
         self.production.learned.ended(_in_order(groups, ordinals, discarded))
         await self.state.publish(update.ref)
         evaluation: dict[str, float] = {}
@@ -201,16 +206,25 @@ class TextTraining:
         """Return the groups of the next step, none staler than allowed, in the run's order."""
         groups: list[Group] = []
         while wanted := source.wanted(groups):
+            await self._relieve(source, fence, len(groups))
             for leased in await self.state.lease(wanted, fence):
                 reason = self._unfit(leased) or source.unfit(leased.group)
                 if not reason:
                     groups.append(leased.group)
                     continue
-                if not self.production.lasting:
+                if self.production.lasting:
+                    self.attempt.discarded[leased.group.id] = reason
+                else:
                     await self.state.discard(leased.group.id, reason)
                 source.discard(leased.group, reason)
         source.taken(groups)
         return tuple(sorted(groups, key=lambda group: source.ordinal(group.id)))
+
+    async def _relieve(self, source: GroupSource, fence: int, in_hand: int) -> None:
+        """Write a manifest before its time where what it would count fills the state."""
+        held = len(self.attempt.consumed) + len(self.attempt.discarded)
+        if self.production.lasting and held and held + in_hand >= self.most_held:
+            await self._save(source, fence, final=False)
 
     def _unfit(self, leased: Leased[Group]) -> str:
         refs = [ref for trajectory in leased.group.trajectories for ref in trajectory.policies]
@@ -222,7 +236,7 @@ class TextTraining:
 
     async def _save(self, source: GroupSource, fence: int, *, final: bool) -> Checkpoint:
         """Save a checkpoint; then the state may forget what its manifest counts."""
-        ended = list(self.attempt.consumed)
+        consumed, discarded = list(self.attempt.consumed), dict(self.attempt.discarded)
         learned, path = self.production.learned, state_file(self.folder.path, self.step)
 
         async def beside() -> None:
@@ -232,10 +246,9 @@ class TextTraining:
             self.trainer, source.cursor(), final=final, beside=beside if learned.lasts else None
         )
         if self.production.lasting:
-            await self.state.commit(ended, fence)
-            for id in self.discarded:
-                await self.state.discard(id, "discarded")
-        self.discarded = []
+            await self.state.commit(consumed, fence)
+            for id, reason in discarded.items():
+                await self.state.discard(id, reason)
         return checkpoint
 
     def _write_rollouts(

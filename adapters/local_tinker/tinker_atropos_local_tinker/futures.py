@@ -101,7 +101,8 @@ class FutureTable:
         if entry is None:
             raise Gone(f"request {request_id!r} is not kept here: it was fetched long ago, or the server was restarted")
         try:
-            await asyncio.wait_for(entry.done.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await entry.done.wait()
         except TimeoutError:
             return None
         if entry.answer is not None and request_id not in self._delivered:
@@ -118,7 +119,8 @@ class FutureTable:
         if not completions.log and seconds > 0:
             completions.changed.clear()
             try:
-                await asyncio.wait_for(completions.changed.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await completions.changed.wait()
             except TimeoutError:
                 return [], cursor
         items = [item for _, item in completions.log]

@@ -1,8 +1,8 @@
 """Sampled turns on disk, so that an endpoint that starts again still knows what it sampled before it died.
 
-A record is a frame (magic, length, checksum), a JSON head and three arrays, little-endian: `prompt int32`, `tokens int32`,
-`logprobs float32`. Two files take turns: when the newer one has grown to `budget` tokens it becomes the older one, and
-that is thrown away. A record that a death cut off is passed over, and what follows it too.
+A record is a frame (magic, length, checksum), a JSON head and three little-endian arrays: `prompt int32`, `tokens
+int32`, `logprobs float32`. Two files take turns: when the newer one has grown to `budget` tokens it becomes the older
+one, and that is thrown away. A record that a death cut off is passed over, and what follows it too.
 """
 
 from __future__ import annotations

@@ -26,6 +26,9 @@ from tinker_atropos.trajectory import Group
 
 log = logging.getLogger(__name__)
 
+INTERVAL = 10
+"""For how many steps the state holds what was trained on; a longer interval of checkpoints is cut short."""
+
 REFUSED = "refused"
 """The override under which a group that can't be trained on carries the reason."""
 
@@ -42,8 +45,11 @@ class ExternalProduction:
         self._context: int | None = None
 
     def cap(self) -> int:
-        """What may wait, and all that is trained on until a manifest counts it; a group has one trajectory at least."""
-        interval = self._config.trainer.save_checkpoint_interval or self._config.env.total_steps
+        """What may wait, and all that is trained on until a manifest counts it; a group has one trajectory at least.
+
+        Where manifests are to be written at the end alone, they are written whenever this is filled.
+        """
+        interval = min(self._config.trainer.save_checkpoint_interval or INTERVAL, INTERVAL)
         return (self._config.max_staleness + 2 + interval) * self._config.env.batch_size
 
     def state(self) -> State[Group] | None:
@@ -98,7 +104,8 @@ class Sink:
         self.info = info
         self.numbers: dict[str, float] = {}
         self._state, self._room, self._pool, self._context = state, room, pool, context
-        self._sizes: dict[str, int] = {}  # trajectories of the groups that wait to be trained on
+        self._sizes: dict[str, int] = {}  # trajectories of the groups that wait to be trained on, or are being put
+        self._there: set[str] = set()  # those that the state has accepted
         self._changed = asyncio.Condition()
 
     @property
@@ -129,7 +136,9 @@ class Sink:
             left = None if wait is None else max(0.0, wait - (asyncio.get_running_loop().time() - began))
             answer = await self._state.put(group, wait=left)
         finally:
-            if answer != "accepted" and not known:
+            if answer == "accepted" and group.id in self._sizes:
+                self._there.add(group.id)
+            elif not known and group.id not in self._there:  # nobody else has put it meanwhile
                 await self.ended([group.id])
         if answer == "accepted":
             self._context.on_group(group)
@@ -160,6 +169,7 @@ class Sink:
         async with self._changed:
             for id in ids:
                 self._sizes.pop(id, None)
+                self._there.discard(id)
             self._changed.notify_all()
 
 
@@ -179,6 +189,7 @@ class ExternalSource:
         self._environment, self._config, self._context = environment, config, context
         room = (config.max_staleness + 1) * config.env.batch_size
         self._sink = Sink(context.state, info, room, context.pool, context)
+        self._sink.waits(context.left)
         cursor = context.cursor or {"next": 0, "open": []}
         self._next, self._again = int(cursor["next"]), sorted(cursor["open"])
         self._ordinals: dict[str, int] = {}
@@ -195,7 +206,6 @@ class ExternalSource:
         settings = EndpointSettings(
             **{"model": self._config.model or "policy", "records": self._context.folder / "sampled", **given}
         )
-        self._sink.waits(await self._context.state.pending())
         async with spec.endpoint(self._config.adapter, self._context.pool, settings) as endpoint:
             await endpoint.ready()
             self._endpoint = endpoint
@@ -246,7 +256,7 @@ class ExternalSource:
                     f"of {len(group.scores)}), so there is nothing to learn from. Use easier or harder tasks, another "
                     "model, a larger env.group_size, or env.ensure_scores_are_not_same=false"
                 )
-        elif REFUSED in group.overrides:
+        elif reason == group.overrides.get(REFUSED):
             self._refused_in_a_row += 1
             if self._refused_in_a_row >= self._config.rollout.max_failed_groups:
                 raise EpisodesFailed(
@@ -303,7 +313,11 @@ def learnable(group: Group) -> bool:
     """Whether a group's own numbers tell its trajectories apart: scores that differ, or advantages of its own."""
     if len(set(group.scores)) > 1:
         return True
-    return any(segment.advantages is not None for t in group.trajectories for segment in t.segments)
+    return any(
+        segment.advantages is not None and bool(np.any(segment.advantages[segment.mask]))
+        for trajectory in group.trajectories
+        for segment in trajectory.segments
+    )
 
 
 def check_group(group: Group) -> None:

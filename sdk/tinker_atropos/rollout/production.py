@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,10 @@ from tinker_atropos.trajectory import Group
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceContext:
-    """What a source of groups is joined to in one attempt. `cursor` None: the run's beginning."""
+    """What a source of groups is joined to in one attempt.
+
+    `cursor` None: the run's beginning. `left` are groups that wait in the state since before the attempt.
+    """
 
     pool: PolicyPool
     state: State[Group]
@@ -33,6 +36,7 @@ class SourceContext:
     cursor: Mapping[str, Any] | None
     on_group: Callable[[Group], None]
     say: Callable[[str], None]
+    left: Sequence[Group] = ()
 
 
 class Production(Protocol):

@@ -70,7 +70,8 @@ class RedisLink:
 
         Raises `Unreachable` after the deadline, `StateError` when Redis refuses.
         """
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        asked_to_end = 0 if task is None else task.cancelling()
         talk = list[asyncio.TimerHandle]()
         talk.append(loop.call_later(SAY_AFTER, self._complain, loop.time(), talk))
         pause = FIRST_PAUSE
@@ -85,6 +86,9 @@ class RedisLink:
                     self._bear(error)
                 else:
                     self._answered()
+                    # The client sends by asyncio.wait_for, which in Python 3.11 forgets a cancellation at its end.
+                    if task is not None and task.cancelling() > asked_to_end:
+                        raise asyncio.CancelledError
                     return reply
                 if deadline is not None and loop.time() + pause >= deadline:
                     raise Unreachable(f"Redis at {self.address} does not answer: {self._cause}")
