@@ -69,8 +69,9 @@ class Endpoint:
             raise self._broken
 
     def seen(self) -> dict[str, int]:
-        """Return the counts, by name."""
-        return asdict(self.counts)
+        """Return the counts, by name: those of `Counts`, and the turns that were forgotten or could not be recorded."""
+        counts = asdict(self.counts) | {"forgotten": self.journal.forgotten}
+        return counts | ({"unrecorded": self.journal.unrecorded} if self.journal.on_disk else {})
 
     def prove(self, tokens: IntArray, logprobs: FloatArray | None = None) -> Proven:
         """Return what is known of `tokens int32[T]`; see `SampledTurns.prove`."""

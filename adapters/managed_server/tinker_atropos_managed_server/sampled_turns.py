@@ -78,12 +78,29 @@ class SampledTurns:
         self._order: deque[_Turn] = deque()
         self._number = 0
         self._held = 0
+        self._forgotten = 0
         self._lock = threading.Lock()
         self._records: TurnRecords | None = None
         if records is not None:
             for record in records.read():
                 self.add(record.prompt, record.sample, record.kept)
             self._records = records
+            self._forgotten = 0
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether each turn is written to a disk, which may keep the caller of `add` waiting."""
+        return self._records is not None
+
+    @property
+    def forgotten(self) -> int:
+        """How many turns were forgotten for want of budget since this journal began."""
+        return self._forgotten
+
+    @property
+    def unrecorded(self) -> int:
+        """How many turns could not be written to the records."""
+        return 0 if self._records is None else self._records.lost
 
     @property
     def turns(self) -> int:
@@ -99,9 +116,9 @@ class SampledTurns:
         """Remember a sample of `prompt int32[T]`. `kept` of its tokens are text, the rest are its stop."""
         if not len(sample.tokens):
             return
+        if self._records is not None:
+            self._records.add(TurnRecord(prompt, sample, kept))
         with self._lock:
-            if self._records is not None:
-                self._records.add(TurnRecord(prompt, sample, kept))
             known = self._prompt(prompt)
             tokens = np.array(sample.tokens, dtype=np.int32)
             start, end = len(known.tokens), len(known.tokens) + kept
@@ -165,6 +182,7 @@ class SampledTurns:
         return made
 
     def _forget(self, turn: _Turn) -> None:
+        self._forgotten += 1
         _drop(self._ends, turn.key, turn)
         self._seen_ends.remove(turn.key[1])
         self._held -= _OVERHEAD + 2 * len(turn.tokens)
