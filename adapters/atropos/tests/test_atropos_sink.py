@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from tinker_atropos.external import Proven, RunInfo
-from tinker_atropos.trajectory import Group, IntArray, PolicyRef, TaskRef
+from tinker_atropos.trajectory import FloatArray, Group, IntArray, PolicyRef, TaskRef
 from tinker_atropos_atropos.api import ApiSettings
 from tinker_atropos_atropos.convert import to_group, trained_mask
 from tinker_atropos_atropos.posted import Posted
@@ -64,6 +64,7 @@ class FakeEndpoint:
     model: str = "fake"
     tokenizer: str = "fake"
     context_length: int | None = 100
+    sent: list[Any] = field(default_factory=list)
 
     def seen(self) -> dict[str, int]:
         return {}
@@ -71,7 +72,9 @@ class FakeEndpoint:
     async def ready(self) -> None:
         pass
 
-    def prove(self, tokens: IntArray, logprobs: Any = None) -> Proven:
+    def prove(self, tokens: IntArray, logprobs: FloatArray | None = None) -> Proven:
+        assert logprobs is None or (logprobs.shape == tokens.shape and logprobs.dtype == np.float32)
+        self.sent.append(None if logprobs is None else logprobs.tolist())
         mask = np.zeros(len(tokens), dtype=np.bool_)
         logprobs = np.zeros(len(tokens), dtype=np.float32)
         if tokens[0] >= 100:
@@ -122,12 +125,15 @@ async def test_environments_see_the_run(sink: FakeSink, open_backend: Any, make_
 
 
 async def test_a_group_arrives_once_and_proven(sink: FakeSink, open_backend: Any, make_group: Make) -> None:
-    async with open_backend(SinkBackend(sink, FakeEndpoint())) as api:
+    endpoint = FakeEndpoint()
+    async with open_backend(SinkBackend(sink, endpoint)) as api:
         await api.register_env()
         sent = make_group(1, env_id=0, advantages=[[0.0, 0.0, 1.0, 2.0]] * 2)
+        sent["inference_logprobs"] = [[1.0, -2.0, -0.5, -0.25], [1.0, -3.0, -0.5, -0.25]]
         for _ in range(2):
             assert await api.post("/scored_data", sent) == {"status": "received"}
     (group,) = sink.groups
+    assert endpoint.sent[:2] == sent["inference_logprobs"]
     first = group.trajectories[0]
     assert group.scores == (0.0, 1.0)
     assert group.task.split == "env_0"
@@ -200,6 +206,13 @@ def test_unproven_tokens_are_masked_and_counted() -> None:
     # 1.0 on a sampled token is atroposlib's padding, not what the sampler said.
     assert trajectory.metrics == {"logprobs_disagree": 1}
     assert converted.counts == {"unproven": 1, "trained": 2, "logprobs_disagree": 1}
+
+
+def test_posted_logprobs_help_to_prove_and_their_absence_is_told() -> None:
+    endpoint = FakeEndpoint()
+    for group in (posted(), posted(inference_logprobs=None)):
+        to_group(group, id="g", task=TaskRef("s", 0, 0), prove=endpoint.prove)
+    assert endpoint.sent == [[1.0, -2.0, -0.5, 1.0], None]
 
 
 def test_posted_logprobs_stand_only_where_they_are_trusted() -> None:

@@ -147,8 +147,9 @@ class SampledTurns:
         """Return what is known of `tokens int32[T]`: each turn whose prompt and tokens it holds, in order.
 
         Where several turns fit a place (equal samples of one prompt, or of two policies), the longest counts; of those
-        the one whose log-probabilities are nearest to `logprobs float32[T]`, if given; else the newest. A sampled token
-        without a finite log-probability stays unproven.
+        the one whose log-probabilities are nearest to `logprobs float32[T]`, where given and possible (finite, not
+        above 0: clients pad with 1.0); else the oldest policy's, since a turn must not pass for fresher than it is. A
+        sampled token without a finite log-probability stays unproven.
         """
         sequence = np.asarray(tokens)
         if sequence.ndim != 1 or (len(sequence) and not np.issubdtype(sequence.dtype, np.integer)):
@@ -297,14 +298,15 @@ def _common(sequence: IntArray, turn: _Turn) -> int:
 
 
 def _best(matches: Sequence[_Match], logprobs: FloatArray | None) -> _Match:
-    def fit(match: _Match) -> tuple[int, float, int]:
-        distance = 0.0
+    def fit(match: _Match) -> tuple[int, float, int, int]:
+        turn, distance = match.turn, 0.0
         if logprobs is not None and len(matches) > 1:
-            given = np.asarray(logprobs)[match.turn.start : match.turn.start + match.length]
+            given = np.asarray(logprobs)[turn.start : turn.start + match.length]
             if given.shape == (match.length,):
-                apart = float(np.abs(given - match.turn.logprobs[: match.length]).max(initial=0.0))
+                possible = trainable(given)[0]
+                apart = float(np.abs(given - turn.logprobs[: match.length])[possible].max(initial=0.0))
                 distance = apart if np.isfinite(apart) else float(np.finfo(np.float32).max)
-        return (match.length, -distance, match.turn.number)
+        return (match.length, -distance, -turn.ref.step, -turn.number)
 
     return max(matches, key=fit)
 
