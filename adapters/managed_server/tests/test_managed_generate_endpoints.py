@@ -186,7 +186,8 @@ async def test_samples_of_plain_lists_are_taken_as_the_arrays_they_stand_for(ser
     policy = served.policy
 
     async def lists(prompt, params, n):
-        return [Sample([5, 6], [-0.5, -0.25], "length", policy.ref)] * n
+        tokens, logprobs = [5, 6], [-0.5, -0.25]
+        return [Sample(tokens, logprobs, "length", policy.ref)] * n  # type: ignore[arg-type]
 
     policy.sample = lists
     status, body = await served.post("/generate", {"input_ids": [7, 8], "sampling_params": {"max_new_tokens": 2}})
