@@ -13,7 +13,7 @@ import pytest
 from tinker_atropos.external import Proven, RunInfo
 from tinker_atropos.trajectory import FloatArray, Group, IntArray, PolicyRef, TaskRef
 from tinker_atropos_atropos.api import ApiSettings
-from tinker_atropos_atropos.convert import to_group, trained_mask
+from tinker_atropos_atropos.convert import distillation, to_group, trained_mask
 from tinker_atropos_atropos.posted import Posted
 from tinker_atropos_atropos.sink_backend import SinkBackend
 
@@ -258,6 +258,36 @@ def test_distillation_trains_on_the_teachers_log_probability_less_the_samplers()
     assert [place for place in range(4) if trajectory.segments[0].mask[place]] == others
     for place in others:
         assert trajectory.segments[0].advantages[place] == pytest.approx(-0.5 - float(plain.logprobs[place]))
+
+
+@pytest.mark.parametrize("most", [1, 3, None])
+def test_distillation_looks_up_each_token_in_its_own_row(most: int | None) -> None:
+    rng = np.random.default_rng(0)
+    length = 300
+    tokens = rng.integers(0, 5, length).astype(np.int32)
+    logprobs = -rng.random(length).astype(np.float32)
+    sizes = [most or int(rng.integers(0, 5)) for _ in range(length)]
+    ids = [rng.integers(0, 5, size).tolist() for size in sizes]  # with repetitions: the first of them counts
+    teacher = [(-rng.random(size)).tolist() for size in sizes]
+    advantages, known = distillation(tokens, logprobs, ids, teacher)
+    assert (advantages.dtype, advantages.shape, known.dtype, known.shape) == (
+        np.float32,
+        (length,),
+        np.bool_,
+        (length,),
+    )
+    for place, token in enumerate(tokens.tolist()):
+        assert known[place] == (token in ids[place])
+        expected = teacher[place][ids[place].index(token)] - logprobs[place] if known[place] else 0.0
+        assert advantages[place] == np.float32(expected)
+    assert 0 < known.sum() < length
+
+
+def test_distillation_of_nothing_is_nothing() -> None:
+    none = np.zeros(0, np.int32)
+    assert [len(found) for found in distillation(none, none.astype(np.float32), [], [])] == [0, 0]
+    advantages, known = distillation(np.ones(2, np.int32), np.zeros(2, np.float32), [[], []], [[], []])
+    assert (advantages.tolist(), known.tolist()) == ([0, 0], [False, False])
 
 
 @pytest.mark.parametrize(
