@@ -270,12 +270,7 @@ def test_distillation_looks_up_each_token_in_its_own_row(most: int | None) -> No
     ids = [rng.integers(0, 5, size).tolist() for size in sizes]  # with repetitions: the first of them counts
     teacher = [(-rng.random(size)).tolist() for size in sizes]
     advantages, known = distillation(tokens, logprobs, ids, teacher)
-    assert (advantages.dtype, advantages.shape, known.dtype, known.shape) == (
-        np.float32,
-        (length,),
-        np.bool_,
-        (length,),
-    )
+    assert advantages.shape == known.shape == (length,)
     for place, token in enumerate(tokens.tolist()):
         assert known[place] == (token in ids[place])
         expected = teacher[place][ids[place].index(token)] - logprobs[place] if known[place] else 0.0
