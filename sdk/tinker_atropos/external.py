@@ -81,7 +81,8 @@ class PolicyEndpoint(Protocol):
     def prove(self, tokens: IntArray, logprobs: FloatArray | None = None) -> Proven:
         """Return what is known of `tokens int32[T]` from the sampled turns, by exact match of all tokens before.
 
-        `logprobs float32[T]`, where a client sent some, choose among turns of equal tokens; else the newest counts.
+        `logprobs float32[T]`, where a client sent some, choose among turns of equal tokens; else the oldest policy's
+        counts, so that staleness is never understated.
         """
         ...
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from tinker_atropos.external import Proven, RunInfo
-from tinker_atropos.trajectory import Group, IntArray, PolicyRef, TaskRef
+from tinker_atropos.trajectory import FloatArray, Group, IntArray, PolicyRef, TaskRef
 from tinker_atropos_atropos.api import ApiSettings
-from tinker_atropos_atropos.convert import to_group, trained_mask
+from tinker_atropos_atropos.convert import distillation, to_group, trained_mask
 from tinker_atropos_atropos.posted import Posted
 from tinker_atropos_atropos.sink_backend import SinkBackend
 
@@ -64,6 +64,7 @@ class FakeEndpoint:
     model: str = "fake"
     tokenizer: str = "fake"
     context_length: int | None = 100
+    sent: list[Any] = field(default_factory=list)
 
     def seen(self) -> dict[str, int]:
         return {}
@@ -71,7 +72,9 @@ class FakeEndpoint:
     async def ready(self) -> None:
         pass
 
-    def prove(self, tokens: IntArray, logprobs: Any = None) -> Proven:
+    def prove(self, tokens: IntArray, logprobs: FloatArray | None = None) -> Proven:
+        assert logprobs is None or (logprobs.shape == tokens.shape and logprobs.dtype == np.float32)
+        self.sent.append(None if logprobs is None else logprobs.tolist())
         mask = np.zeros(len(tokens), dtype=np.bool_)
         logprobs = np.zeros(len(tokens), dtype=np.float32)
         if tokens[0] >= 100:
@@ -122,12 +125,15 @@ async def test_environments_see_the_run(sink: FakeSink, open_backend: Any, make_
 
 
 async def test_a_group_arrives_once_and_proven(sink: FakeSink, open_backend: Any, make_group: Make) -> None:
-    async with open_backend(SinkBackend(sink, FakeEndpoint())) as api:
+    endpoint = FakeEndpoint()
+    async with open_backend(SinkBackend(sink, endpoint)) as api:
         await api.register_env()
         sent = make_group(1, env_id=0, advantages=[[0.0, 0.0, 1.0, 2.0]] * 2)
+        sent["inference_logprobs"] = [[1.0, -2.0, -0.5, -0.25], [1.0, -3.0, -0.5, -0.25]]
         for _ in range(2):
             assert await api.post("/scored_data", sent) == {"status": "received"}
     (group,) = sink.groups
+    assert endpoint.sent[:2] == sent["inference_logprobs"]
     first = group.trajectories[0]
     assert group.scores == (0.0, 1.0)
     assert group.task.split == "env_0"
@@ -202,6 +208,13 @@ def test_unproven_tokens_are_masked_and_counted() -> None:
     assert converted.counts == {"unproven": 1, "trained": 2, "logprobs_disagree": 1}
 
 
+def test_posted_logprobs_help_to_prove_and_their_absence_is_told() -> None:
+    endpoint = FakeEndpoint()
+    for group in (posted(), posted(inference_logprobs=None)):
+        to_group(group, id="g", task=TaskRef("s", 0, 0), prove=endpoint.prove)
+    assert endpoint.sent == [[1.0, -2.0, -0.5, 1.0], None]
+
+
 def test_posted_logprobs_stand_only_where_they_are_trusted() -> None:
     converted = convert(posted(tokens=[[100, 7, 8, 9]]), trust_inference_logprobs=True, newest=REF)
     (trajectory,) = converted.group.trajectories
@@ -245,6 +258,31 @@ def test_distillation_trains_on_the_teachers_log_probability_less_the_samplers()
     assert [place for place in range(4) if trajectory.segments[0].mask[place]] == others
     for place in others:
         assert trajectory.segments[0].advantages[place] == pytest.approx(-0.5 - float(plain.logprobs[place]))
+
+
+@pytest.mark.parametrize("most", [1, 3, None])
+def test_distillation_looks_up_each_token_in_its_own_row(most: int | None) -> None:
+    rng = np.random.default_rng(0)
+    length = 300
+    tokens = rng.integers(0, 5, length).astype(np.int32)
+    logprobs = -rng.random(length).astype(np.float32)
+    sizes = [most or int(rng.integers(0, 5)) for _ in range(length)]
+    ids = [rng.integers(0, 5, size).tolist() for size in sizes]  # with repetitions: the first of them counts
+    teacher = [(-rng.random(size)).tolist() for size in sizes]
+    advantages, known = distillation(tokens, logprobs, ids, teacher)
+    assert advantages.shape == known.shape == (length,)
+    for place, token in enumerate(tokens.tolist()):
+        assert known[place] == (token in ids[place])
+        expected = teacher[place][ids[place].index(token)] - logprobs[place] if known[place] else 0.0
+        assert advantages[place] == np.float32(expected)
+    assert 0 < known.sum() < length
+
+
+def test_distillation_of_nothing_is_nothing() -> None:
+    none = np.zeros(0, np.int32)
+    assert [len(found) for found in distillation(none, none.astype(np.float32), [], [])] == [0, 0]
+    advantages, known = distillation(np.ones(2, np.int32), np.zeros(2, np.float32), [[], []], [[], []])
+    assert (advantages.tolist(), known.tolist()) == ([0, 0], [False, False])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from tinker_atropos.external import Proven
@@ -26,6 +26,9 @@ from tinker_atropos.trajectory import (
 )
 
 from tinker_atropos_atropos.posted import Posted
+
+Prove: TypeAlias = Callable[[IntArray, FloatArray | None], Proven]
+"""A `PolicyEndpoint.prove`: what is known of tokens `int32[T]` and, where posted, log-probabilities `float32[T]`."""
 
 UNTRAINED = -100
 _STOPPED: tuple[FinishReason, ...] = ("stop",)
@@ -59,12 +62,13 @@ def to_group(
     *,
     id: str,
     task: TaskRef,
-    prove: Callable[[IntArray], Proven],
+    prove: Prove,
     newest: PolicyRef | None = None,
     trust_inference_logprobs: bool = False,
 ) -> Converted:
     """Return a checked group as the trainer takes it.
 
+    `prove` is given each sequence with its posted log-probabilities, which tell equal turns of several policies apart.
     `trust_inference_logprobs` lets posted log-probabilities stand for tokens that were sampled elsewhere; they then
     count as sampled from `newest`.
     """
@@ -88,16 +92,16 @@ def _why_not(posted: Posted, group: Group, counts: Counter[str]) -> str | None:
 def _trajectory(
     posted: Posted,
     index: int,
-    prove: Callable[[IntArray], Proven],
+    prove: Prove,
     trusted: PolicyRef | None,
     counts: Counter[str],
 ) -> Trajectory:
     tokens = np.asarray(posted.tokens[index], dtype=np.int32)
     wanted = trained_mask(posted.masks[index], tokens)
-    proven = prove(tokens)
+    own = np.asarray(posted.inference_logprobs[index], dtype=np.float32) if posted.inference_logprobs else None
+    proven = prove(tokens, own)
     mask = wanted & proven.mask
     logprobs = np.where(mask, proven.logprobs, np.float32(0)).astype(np.float32)
-    own = np.asarray(posted.inference_logprobs[index], dtype=np.float32) if posted.inference_logprobs else None
     unproven = wanted & ~proven.mask
     policies = proven.policies
     metrics: dict[str, float] = {}

@@ -196,7 +196,6 @@ def test_any_json(address, path):
         seen.add(status)
 
     sends()
-    assert 200 in seen
     assert 400 in seen
 
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import subprocess
+import tempfile
 
 import aiohttp
 import pytest
@@ -186,3 +187,23 @@ async def test_clients_load_the_tokenizer_and_render_as_the_server_does(serve, t
 
 def test_the_adapter_offers_the_endpoint():
     assert adapter_spec().endpoint is serve_policy
+
+
+async def test_a_start_that_fails_leaves_neither_port_nor_folder(fake_source, fake_policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for _ in range(2):  # the second would find the port taken
+        with pytest.raises(RunError, match="can't be made for the sampled turns"):
+            async with serve_policy(
+                ManagedServerConfig(), fake_source(None), settings(port=port, records=blocked / "turns")
+            ):
+                pass
+        assert list((tmp_path / "temporary").iterdir()) == []
+    async with serve_policy(ManagedServerConfig(), fake_source(None), settings(port=port)):
+        assert len(list((tmp_path / "temporary").iterdir())) == 1
+    assert list((tmp_path / "temporary").iterdir()) == []

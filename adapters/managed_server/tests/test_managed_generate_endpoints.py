@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tinker_atropos import Sample
 
 
 async def test_sglang_gets_tokens_and_logprobs(serve):
@@ -178,3 +179,17 @@ async def test_what_was_sampled_is_proven_and_what_was_not_is_not(serve):
     assert proven.mask.tolist() == [False] * len(prompt) + [True] * len(said) + [False]
     assert proven.finish_reasons == ("stop",)
     assert not served.endpoint.prove(np.array([5, *prompt, *said])).mask.any()
+
+
+async def test_samples_of_plain_lists_are_taken_as_the_arrays_they_stand_for(serve):
+    served = await serve("chatml", "hello<|im_end|>")
+    policy = served.policy
+
+    async def lists(prompt, params, n):
+        tokens, logprobs = [5, 6], [-0.5, -0.25]
+        return [Sample(tokens, logprobs, "length", policy.ref)] * n  # type: ignore[arg-type]
+
+    policy.sample = lists
+    status, body = await served.post("/generate", {"input_ids": [7, 8], "sampling_params": {"max_new_tokens": 2}})
+    assert (status, body["output_ids"]) == (200, [5, 6])
+    assert served.endpoint.prove(np.array([7, 8, 5, 6], dtype=np.int32)).logprobs.tolist() == [0, 0, -0.5, -0.25]

@@ -187,6 +187,7 @@ async def test_neutral_and_harmless_options_are_accepted(serve):
         ("tools", "a"),
         ("logprobs", 3),
         ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", {"documents": []}),
         ("model", 5),
         ("stream", "yes"),
     ],
@@ -317,9 +318,13 @@ async def test_the_health_check_of_atropos_samples_nothing(serve):
     ):
         status, body = await served.post(path, asked)
         assert (status, body["choices"][0]["finish_reason"]) == (200, "length")
-    assert (served.policy.asked, served.endpoint.counts.health_checks, served.endpoint.journal.turns) == ([], 2, 0)
+        async with served.client.post(served.root + path, json=asked) as response:
+            assert response.headers["x-health-check"] == "1"
+    assert (served.policy.asked, served.endpoint.counts.health_checks, served.endpoint.journal.turns) == ([], 4, 0)
     # Anything that asks for more is answered by the policy.
-    await served.post("/v1/completions", {"prompt": "hi", "max_tokens": 1, "logprobs": 1})
+    more = {"prompt": "hi", "max_tokens": 1, "logprobs": 1}
+    async with served.client.post(served.root + "/v1/completions", json=more) as response:
+        assert "x-health-check" not in response.headers
     assert len(served.policy.asked) == 1
 
 
@@ -443,3 +448,47 @@ async def test_a_turn_may_be_continued(serve):
     messages = [*HI, {"role": "assistant", "content": "I say"}]
     await served.post("/v1/chat/completions", {"messages": messages, "continue_final_message": True})
     assert served.policy.tokenizer().decode(served.policy.asked[0][0]).endswith("assistant\nI say")
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        ("/v1/completions", {"prompt": [[5]] * 16, "n": 1024, "max_tokens": 1}),
+        ("/generate", {"prompts": [[5]] * 16, "n": 1024, "max_tokens": 1}),
+        ("/generate", {"input_ids": [[5]] * 16, "sampling_params": [{"n": 1024, "max_new_tokens": 1}] * 16}),
+    ],
+)
+async def test_one_request_asks_for_no_more_samples_than_it_may(serve, path, most):
+    served = await serve("chatml", [6])
+    assert (await served.post(path, most))[0] == 200
+    name = next(name for name in ("prompt", "prompts", "input_ids") if name in most)
+    body = {**most, name: [*most[name], [5]]}
+    if "sampling_params" in most:
+        body["sampling_params"] = [*most["sampling_params"], {"n": 1}]
+    before = len(served.policy.asked)
+    status, answer = await served.post(path, body)
+    assert (status, answer["error"]["param"], len(served.policy.asked)) == (400, "n", before)
+    assert "send 16384 at most" in answer["error"]["message"]
+
+
+async def test_the_bodies_of_waiting_requests_are_bounded(serve, until, monkeypatch):
+    monkeypatch.setattr("tinker_atropos_managed_server.server.MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr("tinker_atropos_managed_server.server.MAX_BODY_BYTES", 900)
+    served = await serve("chatml", [6])
+    large = {"prompt": [5] * 200, "max_tokens": 1}
+    for _ in range(2):
+        served.policy.gate.clear()
+        waiting = asyncio.create_task(served.post("/v1/completions", large))
+        await until(lambda: bool(served.source.held))
+        status, answer = await served.post("/v1/completions", large)
+        assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
+
+        async def chunks():
+            yield b"{}"
+
+        async with served.client.post(served.root + "/v1/completions", data=chunks()) as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, "1")
+        assert (await served.get("/health"))[0] == 200
+        served.policy.gate.set()
+        assert (await waiting)[0] == 200  # and what it held is free again
+    assert (await served.post("/v1/completions", large))[0] == 200

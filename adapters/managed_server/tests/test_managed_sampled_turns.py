@@ -83,16 +83,24 @@ def test_samples_of_one_prompt_that_share_a_beginning_are_told_apart(journal):
         assert len(proven.policies) == 1
 
 
-def test_equal_tokens_of_two_policies_are_the_newest_unless_the_logprobs_tell(journal):
+def test_equal_tokens_of_two_policies_are_the_oldest_unless_the_logprobs_tell(journal):
     old, new = turn([5, 6, END], step=1), turn([5, 6, END], step=2)
-    journal.add(ids(1), old, 2)
+    journal.add(ids(1), new, 2)
+    journal.add(ids(1), old, 2)  # sampled by the older policy, and finished last
     journal.add(ids(1), new, 2)
     sequence = ids(1, 5, 6, END)
-    assert journal.prove(sequence).policies == (new.ref,)
-    sent = np.concatenate([np.ones(1, dtype=np.float32), old.logprobs])
-    proven = journal.prove(sequence, sent)
-    assert (proven.policies, proven.logprobs[1:].tolist()) == ((old.ref,), old.logprobs.tolist())
-    assert journal.prove(sequence, np.full(4, np.nan, dtype=np.float32)).policies == (new.ref,)
+    assert journal.prove(sequence).policies == (old.ref,)
+    for sample in (old, new):
+        sent = np.concatenate([np.ones(1, dtype=np.float32), sample.logprobs])
+        for padded in (None, 3):  # a client may pad the end of turn with 1.0
+            if padded is not None:
+                sent[padded] = 1.0
+            proven = journal.prove(sequence, sent)
+            assert (proven.policies, proven.logprobs[1:].tolist()) == ((sample.ref,), sample.logprobs.tolist())
+    for nothing in (np.nan, 1.0, -np.inf):
+        assert journal.prove(sequence, np.full(4, nothing, dtype=np.float32)).policies == (old.ref,)
+    assert journal.prove(ids(1, 5, 6)).policies == (old.ref,)
+    assert journal.prove(ids(1, 5)).policies == (old.ref,)  # cut off inside the turn
 
 
 def test_a_turn_of_nothing_but_its_end_is_proven_and_hides_no_other(journal):

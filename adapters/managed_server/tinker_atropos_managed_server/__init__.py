@@ -10,21 +10,7 @@ from pydantic import Field, field_validator
 from tinker_atropos import AdapterConfig, AdapterSpec, SessionFactory, hookimpl
 from tinker_atropos.external import EndpointSettings, PolicyEndpoint, PolicySource
 
-# What the session itself hands to the template; a variable of that name would be lost or collide.
-_RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "enable_thinking",
-        "messages",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tools",
-    }
-)
+from tinker_atropos_managed_server.template_variables import RESERVED, is_literal, is_variable
 
 
 class ManagedServerConfig(AdapterConfig):
@@ -51,10 +37,20 @@ class ManagedServerConfig(AdapterConfig):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _free_names(cls, value: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(_RESERVED & value.keys())
+    def _variables(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted((RESERVED | {"enable_thinking"}) & value.keys())
         if taken:
             raise ValueError(f"{', '.join(taken)} can't be set here: the session sets it, or it has a key of its own")
+        for name, given in value.items():
+            if not is_variable(name):
+                raise ValueError(
+                    f"{name!r} is no name of a Jinja variable; use letters, digits and _, and none of Jinja's words"
+                )
+            if not is_literal(given):
+                raise ValueError(
+                    f"{name} is {given!r:.80}, which a template can't be given; use text, a finite number, true, "
+                    "false, null, or lists and mappings of them"
+                )
         return value
 
 

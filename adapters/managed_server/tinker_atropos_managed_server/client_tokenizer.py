@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,13 @@ def write_client_tokenizer(tokenizer: Any, template: str | None, folder: Path) -
     config = source / "tokenizer_config.json"
     if template is None and source.is_absolute() and config.is_file() and _class_in(config) != _NEW_CLASS:
         return str(source)
-    own = tokenizer.chat_template
+    if template is not None:  # on a copy: sessions render with the tokenizer meanwhile
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.chat_template = template
     try:
-        if template is not None:
-            tokenizer.chat_template = template
         tokenizer.save_pretrained(folder)
     except (OSError, ValueError) as error:
         raise RunError(f"the tokenizer can't be written to {folder} for clients: {error}") from error
-    finally:
-        tokenizer.chat_template = own
     written = folder / "tokenizer_config.json"
     if _class_in(written) == _NEW_CLASS:
         found = json.loads(written.read_text(encoding="utf-8"))

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import shutil
 import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,8 +68,9 @@ class Endpoint:
             raise self._broken
 
     def seen(self) -> dict[str, int]:
-        """Return the counts, by name."""
-        return asdict(self.counts)
+        """Return the counts, by name: those of `Counts`, and the turns that were forgotten or could not be recorded."""
+        counts = asdict(self.counts) | {"forgotten": self.journal.forgotten}
+        return counts | ({"unrecorded": self.journal.unrecorded} if self.journal.on_disk else {})
 
     def prove(self, tokens: IntArray, logprobs: FloatArray | None = None) -> Proven:
         """Return what is known of `tokens int32[T]`; see `SampledTurns.prove`."""
@@ -89,32 +89,35 @@ async def serve_policy(
     extra = _checked_extra(settings)
     tls = _tls(extra)
     sessions = ManagedSessions(config)
-    listener = _bind(settings, tls is not None)
-    folder = Path(tempfile.mkdtemp(prefix="tinker-atropos-tokenizer-"))
-    records = None if settings.records is None else TurnRecords(settings.records, config.journal_tokens)
-    journal = await asyncio.to_thread(SampledTurns, config.journal_tokens, records)
-    routes = Routes(Inference(sessions, source, journal), Access(settings.token), (settings.model,), extra)
-    runner = web.AppRunner(
-        routes.app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True, auto_decompress=False
-    )
-    endpoint = Endpoint(_url(listener, tls), settings, journal, routes.counts)
-    learning: asyncio.Task[None] | None = None
-    try:
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(_bind(settings, tls is not None))
+        folder = Path(stack.enter_context(_temporary_folder()))
+        records = None if settings.records is None else TurnRecords(settings.records, config.journal_tokens)
+        if records is not None:
+            stack.callback(records.close)
+        journal = await asyncio.to_thread(SampledTurns, config.journal_tokens, records)
+        routes = Routes(Inference(sessions, source, journal), Access(settings.token), (settings.model,), extra)
+        runner = web.AppRunner(
+            routes.app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True, auto_decompress=False
+        )
+        stack.push_async_callback(runner.cleanup)
+        endpoint = Endpoint(_url(listener, tls), settings, journal, routes.counts)
         learning = asyncio.create_task(_learn(endpoint, routes, sessions, source, extra, folder))
+        stack.push_async_callback(_ended, learning)
         if source.newest is not None:
             await endpoint.ready()
         await runner.setup()
         await web.SockSite(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
         yield endpoint
-    finally:
-        if learning is not None:
-            learning.cancel()
-            await asyncio.wait([learning])
-        await runner.cleanup()
-        listener.close()
-        if records is not None:
-            records.close()
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tinker-atropos-tokenizer-", ignore_cleanup_errors=True)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def _learn(

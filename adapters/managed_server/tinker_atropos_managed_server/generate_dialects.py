@@ -11,7 +11,7 @@ from tinker_atropos_managed_server.answers import Refused
 from tinker_atropos_managed_server.fields import Fields
 from tinker_atropos_managed_server.inference import Answer, Choice, body_numbers
 from tinker_atropos_managed_server.prompts import RawPrompt, read_prompts
-from tinker_atropos_managed_server.sampling_request import SamplingRequest, read_sampling
+from tinker_atropos_managed_server.sampling_request import SamplingRequest, read_sampling, refuse_too_many
 from tinker_atropos_managed_server.session import Dialect
 
 # What each takes where a request does not say.
@@ -53,6 +53,7 @@ def read_generate_request(body: Any) -> GenerateRequest:
             "the body has no prompt; send 'input_ids' or 'text' (SGLang), 'prompt' (vLLM) or 'prompts' (TRL)",
             param="prompt",
         )
+    refuse_too_many(request.samplings)
     return request
 
 

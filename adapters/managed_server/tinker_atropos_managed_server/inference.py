@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tinker_atropos import ContextOverflow, PolicyUnavailable, SamplingParams
+from tinker_atropos import ContextOverflow, PolicyUnavailable, Sample, SamplingParams
 from tinker_atropos.trajectory import FinishReason, IntArray, PolicyRef
 
 from tinker_atropos_managed_server.answers import NotReady, Refused
@@ -148,15 +148,24 @@ class Inference:
         dialect, before = served.dialect, int(prompt[-1])
         ends = frozenset(() if request.ignore_eos else dialect.ends)
         choices: list[Choice] = []
-        for sample in samples:
-            checked_sample(sample, dialect.vocabulary.size)
-            sample = ended_sample(sample, stops, ends)
+        kept: list[tuple[Sample, int]] = []
+        for raw in samples:
+            sampled, logprobs = checked_sample(raw, dialect.vocabulary.size)
+            sample = ended_sample(Sample(sampled, logprobs, raw.stop_reason, raw.ref), stops, ends)
             tokens = sample.tokens.tolist()
             turn = read_turn(dialect, stops, tokens, sample.stop_reason, before)
-            self._journal.add(prompt, sample, turn.kept)
+            kept.append((sample, turn.kept))
             text = _text(dialect, request, turn, tokens, before)
             choices.append(Choice(tokens, sample.logprobs.tolist(), text, sample.stop_reason, turn))
+        if self._journal.on_disk:
+            await asyncio.to_thread(self._remember, prompt, kept)
+        else:
+            self._remember(prompt, kept)
         return Answer(prompt, choices, samples[0].ref, scores)
+
+    def _remember(self, prompt: IntArray, kept: Sequence[tuple[Sample, int]]) -> None:
+        for sample, length in kept:
+            self._journal.add(prompt, sample, length)
 
 
 def _room(held: int, asked: int | None, limit: int | None) -> int:

@@ -12,7 +12,7 @@ from tinker_atropos_managed_server.answers import Refused
 from tinker_atropos_managed_server.fields import Fields
 from tinker_atropos_managed_server.inference import Answer, Choice, body_numbers
 from tinker_atropos_managed_server.prompts import Chat, RawPrompt, read_chat, read_prompts
-from tinker_atropos_managed_server.sampling_request import SamplingRequest, read_sampling
+from tinker_atropos_managed_server.sampling_request import SamplingRequest, read_sampling, refuse_too_many
 from tinker_atropos_managed_server.session import Dialect
 from tinker_atropos_managed_server.tool_calls import Reading, read_tool_calls, tool_calls
 
@@ -92,6 +92,7 @@ def read_completion_request(body: Any) -> CompletionRequest:
     shape = _shape(fields, wants, echo)
     specials = fields.flag("add_special_tokens", True)
     fields.finish()
+    refuse_too_many([sampling] * len(prompts))
     return CompletionRequest(model, prompts, sampling, shape, specials, score=echo and wants)
 
 

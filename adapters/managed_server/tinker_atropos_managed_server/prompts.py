@@ -14,6 +14,7 @@ from tinker_atropos.trajectory import IntArray
 from tinker_atropos_managed_server.answers import Refused
 from tinker_atropos_managed_server.fields import Fields
 from tinker_atropos_managed_server.session import Dialect
+from tinker_atropos_managed_server.template_variables import RESERVED
 from tinker_atropos_managed_server.tool_calls import for_template
 
 MAX_PROMPTS = 1024
@@ -21,27 +22,6 @@ MAX_TOOLS = 512
 
 # Longer texts are tokenised in a thread, so that other requests don't wait for them.
 _LONG_TEXT = 20_000
-
-# What this module hands to the template itself; a request's `chat_template_kwargs` may not.
-_RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
 
 RawPrompt = str | list[int]
 
@@ -143,7 +123,7 @@ def read_chat(fields: Fields) -> Chat:
 
 def _variables(fields: Fields) -> dict[str, Any]:
     variables = dict(fields.mapping("chat_template_kwargs"))
-    taken = sorted(_RESERVED & variables.keys())
+    taken = sorted(RESERVED & variables.keys())
     if taken:
         raise Refused(f"chat_template_kwargs.{taken[0]} can't be set there", param="chat_template_kwargs")
     reasoning = fields.mapping("reasoning")

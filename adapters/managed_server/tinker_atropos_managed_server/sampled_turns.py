@@ -78,12 +78,29 @@ class SampledTurns:
         self._order: deque[_Turn] = deque()
         self._number = 0
         self._held = 0
+        self._forgotten = 0
         self._lock = threading.Lock()
         self._records: TurnRecords | None = None
         if records is not None:
             for record in records.read():
                 self.add(record.prompt, record.sample, record.kept)
             self._records = records
+            self._forgotten = 0
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether each turn is written to a disk, which may keep the caller of `add` waiting."""
+        return self._records is not None
+
+    @property
+    def forgotten(self) -> int:
+        """How many turns were forgotten for want of budget since this journal began."""
+        return self._forgotten
+
+    @property
+    def unrecorded(self) -> int:
+        """How many turns could not be written to the records."""
+        return 0 if self._records is None else self._records.lost
 
     @property
     def turns(self) -> int:
@@ -99,9 +116,9 @@ class SampledTurns:
         """Remember a sample of `prompt int32[T]`. `kept` of its tokens are text, the rest are its stop."""
         if not len(sample.tokens):
             return
+        if self._records is not None:
+            self._records.add(TurnRecord(prompt, sample, kept))
         with self._lock:
-            if self._records is not None:
-                self._records.add(TurnRecord(prompt, sample, kept))
             known = self._prompt(prompt)
             tokens = np.array(sample.tokens, dtype=np.int32)
             start, end = len(known.tokens), len(known.tokens) + kept
@@ -130,8 +147,9 @@ class SampledTurns:
         """Return what is known of `tokens int32[T]`: each turn whose prompt and tokens it holds, in order.
 
         Where several turns fit a place (equal samples of one prompt, or of two policies), the longest counts; of those
-        the one whose log-probabilities are nearest to `logprobs float32[T]`, if given; else the newest. A sampled token
-        without a finite log-probability stays unproven.
+        the one whose log-probabilities are nearest to `logprobs float32[T]`, where given and possible (finite, not
+        above 0: clients pad with 1.0); else the oldest policy's, since a turn must not pass for fresher than it is. A
+        sampled token without a finite log-probability stays unproven.
         """
         sequence = np.asarray(tokens)
         if sequence.ndim != 1 or (len(sequence) and not np.issubdtype(sequence.dtype, np.integer)):
@@ -165,6 +183,7 @@ class SampledTurns:
         return made
 
     def _forget(self, turn: _Turn) -> None:
+        self._forgotten += 1
         _drop(self._ends, turn.key, turn)
         self._seen_ends.remove(turn.key[1])
         self._held -= _OVERHEAD + 2 * len(turn.tokens)
@@ -279,14 +298,15 @@ def _common(sequence: IntArray, turn: _Turn) -> int:
 
 
 def _best(matches: Sequence[_Match], logprobs: FloatArray | None) -> _Match:
-    def fit(match: _Match) -> tuple[int, float, int]:
-        distance = 0.0
+    def fit(match: _Match) -> tuple[int, float, int, int]:
+        turn, distance = match.turn, 0.0
         if logprobs is not None and len(matches) > 1:
-            given = np.asarray(logprobs)[match.turn.start : match.turn.start + match.length]
+            given = np.asarray(logprobs)[turn.start : turn.start + match.length]
             if given.shape == (match.length,):
-                apart = float(np.abs(given - match.turn.logprobs[: match.length]).max(initial=0.0))
+                possible = trainable(given)[0]
+                apart = float(np.abs(given - turn.logprobs[: match.length])[possible].max(initial=0.0))
                 distance = apart if np.isfinite(apart) else float(np.finfo(np.float32).max)
-        return (match.length, -distance, match.turn.number)
+        return (match.length, -distance, -turn.ref.step, -turn.number)
 
     return max(matches, key=fit)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from tinker_atropos_managed_server.stops import Stops, parse_stop
 
 MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 1024
+MAX_SAMPLES = 16_384  # of all prompts of a request
 MAX_STOPS = 32
 MAX_STOP_CHARACTERS = 256
 
@@ -86,6 +88,17 @@ def read_sampling(fields: Fields, *, default_max_tokens: int | None, least_max_t
         keep_stop=fields.flag("include_stop_str_in_output") | fields.flag("no_stop_trim"),
         skip_specials=fields.flag("skip_special_tokens"),
     )
+
+
+def refuse_too_many(requests: Sequence[SamplingRequest]) -> None:
+    """Raise `Refused` where the prompts of one request ask for more samples than it may."""
+    samples = sum(request.n for request in requests)
+    if samples > MAX_SAMPLES:
+        raise Refused(
+            f"{len(requests)} prompts with n up to {max(request.n for request in requests)} ask for {samples} samples; "
+            f"send {MAX_SAMPLES} at most in one request",
+            param="n",
+        )
 
 
 def _stop(fields: Fields) -> tuple[str | int, ...]:

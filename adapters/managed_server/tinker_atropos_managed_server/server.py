@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 2**20
 MAX_WAITING = 8192
+MAX_HELD_BYTES = 2**30
+"""Of all bodies together, from when a request comes until it is answered."""
 READ_SECONDS = 60.0
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
@@ -92,6 +94,7 @@ class Routes:
     info: Mapping[str, Any] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     waiting: int = 0
+    held_bytes: int = 0
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -143,6 +146,14 @@ class Routes:
             if self.waiting >= MAX_WAITING:
                 body = body_of(f"{self.waiting} requests are waiting; ask again in a moment", "rate_limit_error")
                 return _json(body, 429, retry=True)
+            size = _body_bytes(request) if reads else 0
+            if self.held_bytes + size > MAX_HELD_BYTES:
+                message = (
+                    f"the requests that wait hold {self.held_bytes} bytes, and with {size} more it would be above "
+                    f"{MAX_HELD_BYTES}; ask again in a moment"
+                )
+                return _json(body_of(message, "rate_limit_error"), 429, retry=True)
+            self.held_bytes += size
             self.waiting += 1
             try:
                 if guarded:
@@ -166,6 +177,7 @@ class Routes:
                 return _json(body, status, retry=status == 503)
             finally:
                 self.waiting -= 1
+                self.held_bytes -= size
 
         return answer
 
@@ -296,7 +308,9 @@ class Routes:
         self._check_model(body.get("model"))
         newest = self.inference.require_newest()
         self.counts.health_checks += 1
-        return _json(health_body(self.names[0], chat, newest.step), 200, newest)
+        response = _json(health_body(self.names[0], chat, newest.step), 200, newest)
+        response.headers["x-health-check"] = "1"
+        return response
 
     def _described(self, name: str) -> dict[str, Any]:
         return {
@@ -329,6 +343,12 @@ def _prompt_of(fields: Fields) -> tuple[Any, str]:
 async def _tokens_of(served: Served, text: str, specials: bool) -> list[int]:
     found: list[int] = (await encode_prompt(served.dialect, text, None, specials=specials)).tolist()
     return found
+
+
+def _body_bytes(request: web.Request) -> int:
+    """Return the most that the body may take; one that does not say its length may be as large as any."""
+    length = request.content_length
+    return MAX_BODY_BYTES if length is None and request.can_read_body else min(length or 0, MAX_BODY_BYTES)
 
 
 async def _read(request: web.Request) -> Any:

@@ -12,17 +12,20 @@ from typing import Any
 
 from tinker_atropos import ConfigError
 
+from tinker_atropos_managed_server.literal_tokenizer import literal_tokenizer, settle
+
 
 class Vocabulary:
     """Wraps a transformers tokenizer.
 
     `specials` maps the text of each special token to its id; `ends` are the ids that end a turn of this model: the
     tokenizer's end of sequence, those of a `generation_config.json` beside a local tokenizer, and `more`. `size` is one
-    more than the largest id.
+    more than the largest id. Several threads may use one, and several may wrap one tokenizer.
     """
 
     def __init__(self, tokenizer: Any, more: Iterable[str | int] = ()) -> None:
         self.tokenizer = tokenizer
+        settle(tokenizer)
         added = {int(index): token for index, token in tokenizer.added_tokens_decoder.items()}
         self.size = max(len(tokenizer), max(added, default=-1) + 1)
         self.specials: dict[str, int] = {str(token): index for index, token in added.items() if token.special}
@@ -75,7 +78,8 @@ class Vocabulary:
             text = text.lstrip()
         if after and self._strips.get(after, (False, False))[0]:
             text = text.rstrip()
-        tokens = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        tokenizer = literal_tokenizer(self.tokenizer)
+        tokens = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
         if self.texts.keys().isdisjoint(tokens):
             return [int(token) for token in tokens]
         # A tokenizer that knows no `split_special_tokens`: break each marker after its first character.
