@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -171,6 +170,7 @@ async def test_no_room_for_a_process_is_said_and_the_next_call_is_answered(
     assert await asyncio.wait_for(doubles.call(4), 60) == 8
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
 async def test_calls_of_a_worker_that_breaks_are_answered_and_the_next_one_too(
     pool: Callable[..., WorkerPool], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
