@@ -60,7 +60,11 @@ class EvalCommand(click.Command):
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of tasks and sampling.")
 @click.option("--temperature", type=float, help="Of sampling.  [default: 0 for one answer per task, else 1]")
 @click.option("--max-tokens", type=int, help="New tokens per turn.  [default: the environment's]")
-@click.option("--pass-threshold", type=float, help="Reward from which an answer passes.  [default: 1]")
+@click.option(
+    "--pass-threshold",
+    type=float,
+    help="Reward from which an answer passes.  [default: by the metric 'correct' if there is one, else 1]",
+)
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=16, show_default=True, help="Episodes at a time.")
 @click.option(
     "--retries",

@@ -196,7 +196,13 @@ class Evaluator:
             finally:
                 shown.close()
         if outcome.records:
-            report = summary(settings, outcome.records.values(), threshold=self.threshold, failed=outcome.failed)
+            report = summary(
+                settings,
+                outcome.records.values(),
+                threshold=self.threshold,
+                failed=outcome.failed,
+                given=self.asked.threshold is not None or hasattr(self.environment, "pass_threshold"),
+            )
             folder.write_report(report)
             if len(outcome.records) == self.episodes:
                 folder.forget_answers()
