@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ PLUGINS: tuple[tuple[PluginKind, str, str], ...] = (
     ("trainer", "tinker", "Trainer for text: LoRA through the Tinker SDK; also written `trainer.X`."),
     ("trainer", "torch_ppo", "Trainer for control: PPO on this machine; also written `trainer.X`."),
     ("env", "gsm8k", "Environment: grade-school maths; also written `env.X`."),
+    ("env", "math_server", "Environment: competition mathematics in `\\boxed{}`; also written `env.X`."),
+    ("env", "atropos", "Environment: scripts written for Atropos, unchanged; also written `env.X`."),
     ("env", "humanoid", "Environment for control: MuJoCo's Humanoid-v5; also written `env.X`."),
     ("env", "gymnasium", "Environment for control: any registered Gymnasium id; also written `env.X`."),
 )
@@ -92,8 +95,15 @@ def default(field: Any) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple | list):
-        return f"`{list(value)}`"
-    return f"`{value}`"
+        return f"`[{', '.join(typed(item) for item in value)}]`"
+    return f"`{typed(value)}`"
+
+
+def typed(value: Any) -> str:
+    """Return a value as a user types it, so that infinity is `.inf`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"inf": ".inf", "-inf": "-.inf"}.get(str(value), ".nan")
+    return str(value)
 
 
 def cell(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +28,7 @@ from tinker_atropos.cli.run import describe
 from tinker_atropos.config import Config, load, parse_assignment, validate
 from tinker_atropos.registry import Registry
 from tinker_atropos.trainer import Quote
-from tinker_atropos.yaml_file import read_yaml, write_yaml
+from tinker_atropos.yaml_file import parse_value, read_yaml, write_yaml
 
 
 class Nested(BaseModel):
@@ -449,13 +450,19 @@ def test_all_unknown_keys_of_a_section_are_told_at_once(resolve: Resolve) -> Non
 
 
 def test_the_reference_of_all_settings_is_fresh() -> None:
-    for plugin in ("gsm8k", "tinker", "managed_server"):
+    for plugin in ("gsm8k", "math_server", "atropos", "tinker", "managed_server"):
         pytest.importorskip(f"tinker_atropos_{plugin}")
     scripts = Path(__file__).parents[2] / "scripts"
     written = runpy.run_path(str(scripts / "write_configuration_docs.py"))
     assert written["PAGE"].read_text(encoding="utf-8") == written["page"](), (
         "docs/configuration.md is not what the models say; run python scripts/write_configuration_docs.py"
     )
+
+
+def test_defaults_in_the_reference_can_be_typed() -> None:
+    written = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "write_configuration_docs.py"))
+    for value in (math.inf, -math.inf, 5e-7, 10.0, 3):
+        assert parse_value(written["typed"](value)) == value
 
 
 def test_openai_may_be_one_mapping(resolve: Resolve) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -148,3 +150,43 @@ async def test_a_function_that_is_not_there_is_an_error_that_says_how_to_see_why
 ) -> None:
     with pytest.raises(RunError, match=r"worker of graders:missing did not start .* tinker_atropos.grading.worker"):
         await pool("missing").call(1)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM])
+async def test_no_room_for_a_process_is_said_and_the_next_call_is_answered(
+    pool: Callable[..., WorkerPool], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    doubles = pool("double", workers=1)
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", full)
+        answers = asyncio.gather(*(doubles.call(n) for n in range(5)), return_exceptions=True)
+        for answer in await asyncio.wait_for(answers, 60):
+            assert isinstance(answer, RunError)
+            assert os.strerror(code) in str(answer)
+    assert await asyncio.wait_for(doubles.call(4), 60) == 8
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+async def test_calls_of_a_worker_that_breaks_are_answered_and_the_next_one_too(
+    pool: Callable[..., WorkerPool], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    doubles = pool("double", workers=1)
+
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise error("planned")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", broken)
+        answers = asyncio.gather(*(doubles.call(n) for n in range(200)), return_exceptions=True)
+        for answer in await asyncio.wait_for(answers, 60):
+            assert isinstance(answer, RunError)
+    for worker in [*doubles._workers]:
+        if error is SystemExit:  # ends the thread
+            await asyncio.to_thread(worker.thread.join)
+    assert await asyncio.wait_for(doubles.call(4), 60) == 8
+    assert len(doubles._workers) == 1

@@ -33,7 +33,7 @@ from tinker_atropos.sections import (
     RunSection,
     ServicesSection,
 )
-from tinker_atropos.validation import validate
+from tinker_atropos.validation import check_folder_name, validate
 from tinker_atropos.yaml_file import parse_value, read_yaml
 
 __all__ = ["Config", "Given", "check_fit", "load", "parse_assignment", "peek", "validate"]
@@ -204,7 +204,7 @@ def _resolve(written: Sequence[layers.Layer], registry: Registry) -> Config:
         adapter_spec=adapter_spec,
         origins=origins,
     )
-    _check_run_name(config.name)
+    check_folder_name("run.name", config.name)
     if is_control(config):
         config = settle_length(config, merged.values)
         control_plan(config)
@@ -411,12 +411,6 @@ def _run_name(environment: str, trainer: str, *_: str) -> str:
     import time
 
     return f"{environment}-{trainer}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _check_run_name(name: str) -> None:
-    fine = name.isprintable() and not name.startswith((".", "-")) and not set(name) & {"/", "\\"}
-    if not name or not fine or name != name.strip() or len(name.encode("utf-8", "replace")) > 100:
-        raise ConfigError(f"run.name: {name!r:.120} can't name a folder; use letters, digits, '-' and '_', 100 at most")
 
 
 def _check_sizes(config: Config) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tinker_atropos.closing import close_environment
 from tinker_atropos.config import Config
 from tinker_atropos.control_training import ControlTraining, probe
 from tinker_atropos.errors import ConfigError, UpdateUncertain
@@ -32,7 +32,6 @@ __all__ = ["Finished", "Stopped", "run"]
 log = logging.getLogger(__name__)
 
 MAX_REWINDS = 3
-CLOSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ async def run(
             with _held(folder, config, resume=resume):
                 return await _attempts(progress, folder, begin, _measure(config))
     finally:
-        await _close(environment)
+        await close_environment(environment)
 
 
 async def _production(config: Config, environment: Any) -> Production:
@@ -181,20 +180,6 @@ async def _attempts(
         else:
             first, newest = _evaluations(folder, measure)
             return Finished(folder.path, training.step, checkpoint, first, newest)
-
-
-async def _close(environment: Any) -> None:
-    """Close the environment, if it can be; a failure of that hides no other."""
-    close = getattr(environment, "close", None)
-    if close is None:
-        return
-    try:
-        closing = close()
-        if inspect.isawaitable(closing):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await closing
-    except Exception:
-        log.exception("the environment could not be closed")
 
 
 @contextmanager

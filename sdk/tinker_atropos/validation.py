@@ -115,3 +115,13 @@ def _problem(path: str, model: type[BaseModel], entry: Any, origins: Mapping[str
 
 def _scalar(value: Any) -> bool:
     return isinstance(value, bool | int | float)
+
+
+def check_folder_name(setting: str, name: str) -> str:
+    """Return a name that a folder may have; raises `ConfigError` for any other."""
+    fine = name.isprintable() and not name.startswith((".", "-")) and not set(name) & {"/", "\\"}
+    if not name or not fine or name != name.strip() or len(name.encode("utf-8", "replace")) > 100:
+        raise ConfigError(
+            f"{setting}: {name!r:.120} can't name a folder; use letters, digits, '-' and '_', 100 at most"
+        )
+    return name

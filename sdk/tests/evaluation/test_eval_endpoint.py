@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 from pathlib import Path
@@ -277,6 +278,59 @@ def test_truncations_and_uncounted_tokens_are_reported(
     assert report["tokens"] == {"prompt": None, "sampled": None}
     _, out, _ = run_eval(environment_file, "-m", fake_endpoint.url, "-n", 3)
     assert "not counted by the endpoint" in out
+
+
+ANIMALS = """
+from tinker_atropos import Task, single_turn
+
+def right(completion, task):
+    return completion.text.startswith(task.answer)
+
+def short(completion, task):
+    return -len(completion.text.split()) / 20
+
+env = single_turn("animals", lambda split: [Task(f"An animal in {letter}", letter) for letter in "abc"], [right, short])
+"""
+
+
+def test_a_threshold_that_no_reward_reaches_is_said(run_eval, fake_endpoint, tmp_path) -> None:
+    (tmp_path / "animals.py").write_text(ANIMALS)
+    fake_endpoint.say = lambda path, body: body["messages"][-1]["content"][-1]
+    asked = ("animals.py", "-m", fake_endpoint.url)
+    code, out, _ = run_eval(*asked)
+    assert (code, "no reward reached it, the largest is 0.95" in out, "--pass-threshold" in out) == (0, True, True)
+    code, out, _ = run_eval(*asked, "--pass-threshold", 0.9, "--format", "json")
+    assert (code, json.loads(out)["pass"]["1"]["mean"]) == (0, 1.0)
+    assert "warning" not in run_eval(*asked, "--pass-threshold", 0.9)[1]
+
+
+def right_sum(path: str, body: dict[str, Any]) -> str:
+    """Answer a sum of `env.dataset=arithmetic`."""
+    return str(sum(map(int, re.findall(r"[0-9]+", body["prompt"].splitlines()[-1]))))
+
+
+def test_an_environment_that_says_what_is_correct_passes_by_it(run_eval, fake_endpoint) -> None:
+    pytest.importorskip("tinker_atropos_gsm8k")
+    fake_endpoint.say = lambda path, body: "-1234567"
+    settings = ("--set", "env.dataset=arithmetic", "--set", "env.format_weight=1")
+    asked = ("gsm8k", "-m", fake_endpoint.url, "-n", 3, *settings, "--format", "json")
+    report = json.loads(run_eval(*asked)[1])
+    assert (report["reward"]["mean"], report["metrics"]["correct"]["mean"], report["pass"]["1"]["mean"]) == (1, 0, 0)
+    assert report["pass_by"] == "correct"
+    report = json.loads(run_eval(*asked, "--pass-threshold", 1)[1])
+    assert (report["pass"]["1"]["mean"], report["pass_by"]) == (1, "reward")
+
+
+def test_a_reward_of_length_wants_an_endpoint_that_counts(run_eval, fake_endpoint) -> None:
+    pytest.importorskip("tinker_atropos_gsm8k")
+    fake_endpoint.say = right_sum
+    fake_endpoint.usage = False
+    settings = ("--set", "env.dataset=arithmetic", "--set", "env.length_weight=0.5")
+    asked = ("gsm8k", "-m", fake_endpoint.url, "-n", 20, *settings)
+    code, _, err = run_eval(*asked)
+    assert (code, "sends no usage.completion_tokens" in err, "length" in err) == (2, True, True), err
+    fake_endpoint.usage = True
+    assert run_eval(*asked, "--name", "counted")[0] == 0
 
 
 GUESS = """

@@ -26,7 +26,7 @@ FOUR = ("endpoint", "tinker://", "run", "model on this machine")
         (("gsm9k", "-m", URL), ("Did you mean 'gsm8k'?",)),
         (("./nowhere.py:env", "-m", URL), ("does not exist",)),
         (("count_env.py:enw", "-m", URL), ("Did you mean 'env'?",)),
-        (("walker.py:env", "-m", URL), ("kind 'control'", "run --resume")),
+        (("walker.py:env", "-m", URL), ("kind 'control'", "evaluations/")),
         (("walker.py:driver", "-m", URL), ("drives itself",)),
         (("count_env.py", "-m", "no such thing"), FOUR),
         (("count_env.py", "-m", ""), FOUR),

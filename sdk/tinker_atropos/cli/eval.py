@@ -60,7 +60,11 @@ class EvalCommand(click.Command):
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of tasks and sampling.")
 @click.option("--temperature", type=float, help="Of sampling.  [default: 0 for one answer per task, else 1]")
 @click.option("--max-tokens", type=int, help="New tokens per turn.  [default: the environment's]")
-@click.option("--pass-threshold", type=float, help="Reward from which an answer passes.  [default: 1]")
+@click.option(
+    "--pass-threshold",
+    type=float,
+    help="Reward from which an answer passes.  [default: by the metric 'correct' if there is one, else 1]",
+)
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=16, show_default=True, help="Episodes at a time.")
 @click.option(
     "--retries",
@@ -164,6 +168,7 @@ def _evaluator(environment: str, options: Mapping[str, Any], *, dry_run: bool) -
     from tinker_atropos.evaluation.settings import pose
     from tinker_atropos.evaluation.subject import EndpointSubject, read_subject
     from tinker_atropos.registry import Registry
+    from tinker_atropos.validation import check_folder_name
 
     registry = Registry()
     overrides = [parse_assignment(text) for text in options["assignments"]]
@@ -179,7 +184,7 @@ def _evaluator(environment: str, options: Mapping[str, Any], *, dry_run: bool) -
         samples=options["samples"],
         seed=options["seed"],
         output=Path(options["output"]),
-        name=_folder_name(options["name"]),
+        name=None if options["name"] is None else check_folder_name("--name", options["name"]),
         concurrency=options["concurrency"],
         retries=options["retries"],
         threshold=_finite("--pass-threshold", options["pass_threshold"]),
@@ -220,17 +225,6 @@ def _finite(option: str, value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise ConfigError(f"{option}: got {value}; expected a finite number")
     return value
-
-
-def _folder_name(name: str | None) -> str | None:
-    from tinker_atropos.errors import ConfigError
-
-    if name is None:
-        return None
-    fine = name.isprintable() and not name.startswith((".", "-")) and not set(name) & {"/", "\\"}
-    if not name or not fine or name != name.strip() or len(name.encode("utf-8", "replace")) > 100:
-        raise ConfigError(f"--name: {name!r:.120} can't name a folder; use letters, digits, '-' and '_', 100 at most")
-    return name
 
 
 _OURS = {"model", "messages", "prompt", "seed", "temperature", "max_tokens", "stop", "stream", "n", "top_p", "top_k"}

@@ -16,6 +16,27 @@ from tinker_atropos.trajectory import Completion, FinishReason, FloatArray, IntA
 CHAT, TEXT = "/chat/completions", "/completions"
 
 
+class UncountedCompletion(Completion):
+    """A completion whose tokens nobody counted: an environment that asks how many there are is told so, never 0."""
+
+    __slots__ = ()
+
+    @property
+    def tokens(self) -> int:
+        """Raise `ConfigError`."""
+        raise ConfigError(
+            "the environment uses the length of answers in tokens, and the endpoint sends no usage.completion_tokens; "
+            "turn its rewards for length off (such as env.length_weight=0), or ask an endpoint that counts"
+        )
+
+    @tokens.setter
+    def tokens(self, value: int) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"UncountedCompletion(text={self.text!r}, finish_reason={self.finish_reason!r})"
+
+
 class EndpointSession:
     """A `TextSession` whose next question is `request()` and whose answer is given by `take` before `record`.
 
@@ -87,7 +108,9 @@ class EndpointSession:
             message["tool_calls"] = [dict(call) for call in reply.tool_calls]
         self._messages.append(message)
         self.finishes.append(reply.finish)
-        return Completion(reply.text, sample.stop_reason, reply.tool_calls, reply.sampled_tokens or 0)
+        if reply.sampled_tokens is None:
+            return UncountedCompletion(reply.text, sample.stop_reason, reply.tool_calls)
+        return Completion(reply.text, sample.stop_reason, reply.tool_calls, reply.sampled_tokens)
 
     def transcript(self) -> Transcript:
         """Return the conversation; it has no segments, since no token of it is known."""

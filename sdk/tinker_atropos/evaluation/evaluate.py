@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tinker_atropos.closing import close_environment
 from tinker_atropos.errors import ConfigError, EpisodesFailed
 from tinker_atropos.evaluation.endpoint import EndpointClient
 from tinker_atropos.evaluation.endpoint_session import stop_fields
@@ -38,7 +38,6 @@ from tinker_atropos.validation import validate
 
 log = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 30.0
 DEFAULT_TASKS = 50
 
 
@@ -164,16 +163,7 @@ class Evaluator:
 
     async def close(self) -> None:
         """Close the environment, if it can be; a failure of that hides no other."""
-        close = getattr(self.environment, "close", None)
-        if close is None:
-            return
-        try:
-            closing = close()
-            if inspect.isawaitable(closing):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await closing
-        except Exception:
-            log.exception("the environment could not be closed")
+        await close_environment(self.environment)
 
     async def _in(
         self,
@@ -196,7 +186,13 @@ class Evaluator:
             finally:
                 shown.close()
         if outcome.records:
-            report = summary(settings, outcome.records.values(), threshold=self.threshold, failed=outcome.failed)
+            report = summary(
+                settings,
+                outcome.records.values(),
+                threshold=self.threshold,
+                failed=outcome.failed,
+                given=self.asked.threshold is not None or hasattr(self.environment, "pass_threshold"),
+            )
             folder.write_report(report)
             if len(outcome.records) == self.episodes:
                 folder.forget_answers()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tinker_atropos.evaluation.folder import Record
 from tinker_atropos.evaluation.statistics import LEVEL, Estimate, estimate, pass_at_k
+
+CORRECT = "correct"
+"""The metric by which an environment says itself whether an episode passed, where the user names no threshold."""
 
 ROUNDING = 1e-9  # a reward that is a sum of weighted terms may miss the threshold by this
 
@@ -22,9 +25,17 @@ def by_task(records: Iterable[Record]) -> dict[int, list[Record]]:
 
 
 def summary(
-    settings: Mapping[str, Any], records: Iterable[Record], *, threshold: float, failed: Mapping[str, int]
+    settings: Mapping[str, Any],
+    records: Iterable[Record],
+    *,
+    threshold: float,
+    failed: Mapping[str, int],
+    given: bool = False,
 ) -> dict[str, Any]:
     """Return the figures. Means are over tasks, each the mean of its samples; a failed episode counts in none of them.
+
+    An episode passes by its metric `correct` where all have one, else, or where `given` says that the user named the
+    threshold, by its reward.
 
     Raises `ValueError` where there is no whole episode.
     """
@@ -33,6 +44,8 @@ def summary(
     if not whole:
         raise ValueError("no whole episode to report on")
     finishes = Counter(str(record["finishes"][-1]) for record in whole)
+    by_metric = not given and all(CORRECT in record["metrics"] for record in whole)
+    passed = _is_correct if by_metric else lambda record: bool(record["reward"] >= threshold - ROUNDING)
     expected = settings["tasks"] * settings["samples"]
     return {
         "environment": settings["environment"]["reference"],
@@ -47,8 +60,10 @@ def summary(
         "failed": dict(failed),
         "level": LEVEL,
         "reward": _estimate(_means(tasks, lambda record: record["reward"])),
+        "pass_by": CORRECT if by_metric else "reward",
         "pass_threshold": threshold,
-        "pass": {str(k): found for k in range(1, settings["samples"] + 1) if (found := _pass(tasks, k, threshold))},
+        "largest_reward": max(record["reward"] for record in whole),
+        "pass": {str(k): found for k in range(1, settings["samples"] + 1) if (found := _pass(tasks, k, passed))},
         "metrics": _metrics(tasks, whole),
         "finish_reasons": dict(sorted(finishes.items())),
         "truncated": sum(bool(record["truncated"] or record["finish_reasons"][-1] == "length") for record in whole),
@@ -61,13 +76,13 @@ def _means(tasks: Mapping[int, Sequence[Record]], value: Any) -> list[float]:
     return [sum(map(value, samples)) / len(samples) for samples in tasks.values()]
 
 
-def _pass(tasks: Mapping[int, Sequence[Record]], k: int, threshold: float) -> dict[str, Any] | None:
+def _is_correct(record: Record) -> bool:
+    return bool(record["metrics"][CORRECT] >= 1 - ROUNDING)
+
+
+def _pass(tasks: Mapping[int, Sequence[Record]], k: int, passed: Callable[[Record], bool]) -> dict[str, Any] | None:
     """Return pass@k over the tasks that have k whole samples, None where none has."""
-    rates = [
-        pass_at_k(len(samples), sum(record["reward"] >= threshold - ROUNDING for record in samples), k)
-        for samples in tasks.values()
-        if len(samples) >= k
-    ]
+    rates = [pass_at_k(len(samples), sum(map(passed, samples)), k) for samples in tasks.values() if len(samples) >= k]
     return _estimate(rates) if rates else None
 
 
@@ -112,7 +127,7 @@ def lines(report: Mapping[str, Any]) -> list[str]:
         table[0].upper(),
         *table[1:],
         "",
-        f"pass            reward >= {report['pass_threshold']:g}",
+        f"pass            {_pass_rule(report)}",
         "finish reasons  " + ", ".join(f"{reason} {number}" for reason, number in report["finish_reasons"].items()),
         f"truncated       {report['truncated']}{share if report['truncated'] else ''}",
         "tokens          " + _token_line(report["tokens"]),
@@ -121,6 +136,19 @@ def lines(report: Mapping[str, Any]) -> list[str]:
         causes = ", ".join(f"{cause} {number}" for cause, number in report["failed"].items()) or "not asked yet"
         said.append(f"missing         {report['missing']} episodes ({causes}); no figure counts them")
     return said
+
+
+def _pass_rule(report: Mapping[str, Any]) -> str:
+    if report["pass_by"] == CORRECT:
+        return f"metric {CORRECT!r} is 1"
+    threshold, largest = report["pass_threshold"], report["largest_reward"]
+    rule = f"reward >= {threshold:g}"
+    if largest >= threshold - ROUNDING:
+        return rule
+    return (
+        f"{rule}; warning: no reward reached it, the largest is {largest:g}. If an answer that earns less is right, "
+        "name the reward from which one passes with --pass-threshold"
+    )
 
 
 def _cells(entry: Mapping[str, Any]) -> tuple[str, str, str]:

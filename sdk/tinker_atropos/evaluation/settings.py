@@ -208,8 +208,8 @@ def _refuse_other_kinds(spec: Any) -> None:
     if spec.kind == "control":
         raise PluginError(
             f"environment {spec.name!r} is of kind 'control', whose policies answer no text: its runs are evaluated "
-            "while they train (env.steps_per_eval, rollout.eval_episodes; eval/return in metrics.jsonl), and "
-            "`run --resume --name NAME` evaluates the newest checkpoint again"
+            "while they train (env.steps_per_eval, rollout.eval_episodes) and at their end; evaluations/ in the run's "
+            "folder has every one, and metrics.jsonl has eval/return"
         )
     if spec.kind != "text":
         raise PluginError(

@@ -102,11 +102,19 @@ class WorkerPool(Generic[Question, Answer]):
         """Return the future of a call; a cancelled one that has not begun is not made."""
         call = _Call(json.dumps(question).encode() + b"\n", Future())
         with self._work:
-            self._waiting.append(call)
+            self._workers = [worker for worker in self._workers if not worker.over]
             if len(self._workers) < self.size:
                 worker = _Worker(self, f"{self.function}-{len(self._workers)}")
-                self._workers.append(worker)
-                worker.thread.start()
+                try:
+                    worker.thread.start()
+                except RuntimeError as error:  # the machine has no room for a thread
+                    if not self._workers:
+                        raise RunError(
+                            f"no worker of {self.function} starts: {error}; free memory or processes"
+                        ) from error
+                else:
+                    self._workers.append(worker)
+            self._waiting.append(call)
             self._work.notify()
         return call.future
 
@@ -149,6 +157,17 @@ class WorkerPool(Generic[Question, Answer]):
                     taken.append(call)
             return taken
 
+    def _ended(self, worker: _Worker) -> None:
+        """Count a worker out; the last one leaves no call waiting for nobody."""
+        with self._work:
+            worker.over = True
+            if worker.leaving or not all(other.over for other in self._workers):
+                return
+            waiting = [*self._waiting]
+            self._waiting.clear()
+        for call in waiting:
+            call.answer(RunError(f"the last worker of {self.function} ended; its log says why"))
+
     def _give_back(self, calls: collections.deque[_Call]) -> None:
         """Put calls that their worker did not reach before all others."""
         with self._work:
@@ -161,6 +180,7 @@ class _Worker:
 
     def __init__(self, pool: WorkerPool[Any, Any], name: str) -> None:
         self.leaving = False
+        self.over = False  # its thread ended
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._pool = pool
         self._process: subprocess.Popen[bytes] | None = None
@@ -179,9 +199,24 @@ class _Worker:
                 if calls:
                     self._serve(calls)
         finally:
+            self._pool._ended(self)
             self._end()
 
     def _serve(self, calls: list[_Call]) -> None:
+        """Answer calls or give them back; none is left without, whatever happens."""
+        try:
+            self._ask(calls)
+        except BaseException as error:
+            failure = RunError(f"a worker of {self._pool.function} failed: {type(error).__name__}: {error}")
+            for call in calls:
+                if not call.future.done():
+                    call.answer(failure)
+            self._end()
+            if not isinstance(error, Exception):
+                raise
+            log.exception("%s", failure)
+
+    def _ask(self, calls: list[_Call]) -> None:
         try:
             process = self._running()
         except RunError as error:
@@ -232,21 +267,27 @@ class _Worker:
             return self._process
         self._end()
         limits = self._pool.limits
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "tinker_atropos.grading.worker", self._pool.function),
-                *(str(limits.cpu_seconds), str(limits.memory_bytes)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            # A library's own threads would count against the time of a call, and their stacks against its memory.
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                "OMP_NUM_THREADS": "1",
-            },
-        )
+        try:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "tinker_atropos.grading.worker", self._pool.function),
+                    *(str(limits.cpu_seconds), str(limits.memory_bytes)),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                # A library's own threads would count against the time of a call, and their stacks against its memory.
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+        except OSError as error:
+            raise RunError(
+                f"a worker of {self._pool.function} can't be started: {error}; close what holds files, processes or "
+                "memory on this machine (`ulimit -a` shows the limits), or use fewer workers"
+            ) from error
         self._process = process
         try:
             self._line(process, START_SECONDS)

@@ -86,9 +86,11 @@ class Gsm8kEnvironment:
         if self._sums:
             return arithmetic.prompt(problem.question, config.shots)
         if config.resolved_format == "completion":
-            return prompts.completion(problem.question, instruction=config.instruction or "", shots=config.shots)
+            return prompts.SHOWN.completion(problem.question, instruction=config.instruction or "", shots=config.shots)
         instruction = prompts.INSTRUCTION if config.instruction is None else config.instruction
-        return prompts.chat(problem.question, instruction=instruction, system=config.system_prompt, shots=config.shots)
+        return prompts.SHOWN.chat(
+            problem.question, instruction=instruction, system=config.system_prompt, shots=config.shots
+        )
 
     def read(self, text: str) -> Answer:
         """Return the answer a completion gives: the whole text for sums, else what `final_answer` finds."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tinker_atropos.trajectory import Message
+from tinker_atropos.worked_examples import WorkedExamples
 
 INSTRUCTION = "Work it out step by step. Then give the final number on a line of its own, like this: #### <number>"
 
@@ -52,26 +50,4 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
     ),
 )
 
-
-def chat(question: str, *, instruction: str, system: str | None, shots: int) -> list[Message]:
-    """Return the messages of a prompt: the system message, the examples as earlier turns, the question."""
-    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    for example, solution in EXAMPLES[:shots]:
-        messages.append({"role": "user", "content": _asked(example, instruction)})
-        messages.append({"role": "assistant", "content": solution})
-    messages.append({"role": "user", "content": _asked(question, instruction)})
-    return messages
-
-
-def completion(question: str, *, instruction: str, shots: int) -> str:
-    """Return the raw text of a prompt: the instruction, the examples, and the question up to `Answer:`."""
-    parts: Sequence[str] = (
-        *((instruction,) if instruction else ()),
-        *(f"Question: {example}\nAnswer: {solution}" for example, solution in EXAMPLES[:shots]),
-        f"Question: {question}\nAnswer:",
-    )
-    return "\n\n".join(parts)
-
-
-def _asked(question: str, instruction: str) -> str:
-    return f"{question}\n\n{instruction}" if instruction else question
+SHOWN = WorkedExamples(EXAMPLES, "Question", "Answer")

@@ -54,6 +54,13 @@ def test_of_a_folder_with_a_test_alone_a_range_is_trained_on_and_the_rest_is_the
         load(MathServerConfig(dataset=str(tmp_path), train_rows="4:10", test_rows="0:5"))
 
 
+def test_a_problem_has_the_number_of_its_row_in_the_split_whatever_range_is_taken(tmp_path: Path) -> None:
+    write(tmp_path / "test.jsonl", numbered(0, 6))
+    assert rows_of(dataset=str(tmp_path), train_rows="2:5") == ([2, 3, 4], [0, 1, 5])
+    write(tmp_path / "train.jsonl", numbered(10, 16))
+    assert rows_of(dataset=str(tmp_path), train_rows="2:4", test_rows="3:5") == ([2, 3], [3, 4])
+
+
 def test_a_single_file_is_for_training_and_may_lend_rows_to_the_test(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", numbered(0, 6))
     assert [len(rows) for rows in rows_of(dataset=path)] == [6, 0]

@@ -32,6 +32,7 @@ RIGHT = [
     ("x \\in [-2,7]", "[-2,7]"), ("[-2,7]", r"x \in [-2, 7]"), ("[-2,7]", r"-2 \le x \le 7"),
     (r"(0,9) \cup (9,36)", r"(9,36)\cup(0,9)"), (r"(0,9) \cup (9,36)", "(0,9) ∪ (9,36)"),
     (r"\left(\frac{3}{5},\frac{8}{3}\right]", r"(0.6, \frac83]"), (r"(5,\infty)", "x > 5"),
+    (r"x \ge 5", r"x \geqslant 5"), (r"x \leqslant 5", r"x \le 5"), ("[-2,7]", r"-2 \leqslant x \leq 7"),
     # sets, lists, plus-minus
     ("3, 5, 7", "7, 3, 5"), ("3, 5, 7", r"\{3,5,7\}"), ("1,-2", "-2, 1"), ("1,-2", r"x=1 \text{ or } x=-2"),
     (r"1 \pm \sqrt{19}", r"1+\sqrt{19}, 1-\sqrt{19}"), (r"\{1\pm\sqrt{5},-2\}", r"\{-2, 1-\sqrt5, 1+\sqrt5\}"),
@@ -52,7 +53,7 @@ RIGHT = [
     # equations
     ("x=5", "5"), ("5", "x=5"), ("5", "x = 10/2"), ("y = 2x + 3", "2x+3"), ("y = 2x + 3", "y=3+2x"), ("7", "2+5=7"),
     ("5x - 7y + 11z + 4 = 0", "10x - 14y + 22z + 8 = 0"), ("5x - 7y + 11z + 4 = 0", "5x - 7y + 11z = -4"),
-    ("x^2", "f(x)=x^2"), (r"\frac{1}{2}", r"\sin x = \frac12"[:0] + r"p = \frac12"), ("12", r"\text{Area} = 12"),
+    ("x^2", "f(x)=x^2"), (r"\frac{1}{2}", r"p = \frac12"), ("12", r"\text{Area} = 12"),
     # units, currency, percent, degrees
     ("90^\\circ", "90"), ("90", "90^{\\circ}"), ("90^\\circ", "90°"),
     (r"\frac{270}7\text{ degrees}", r"\frac{270}{7}"), ("15\\mbox{ cm}^2", "15"),
@@ -67,6 +68,9 @@ RIGHT = [
     (r"\text{Evelyn}", "Evelyn"), (r"\text{Evelyn}", r"\textbf{evelyn}"), (r"\text{ellipse}", r"\text{an ellipse}"),
     (r"\text{(C)}", "C"), (r"\text{(C)}", r"\textbf{(C)}"), (r"\text{even}", "Even"),
     (r"\text{east}", r"\mathrm{East}"), (r"\text{(C)}", "(C)"), ("Yes", r"\text{yes}"), ("Navin", r"\text{Navin}."),
+    *((gold, answer) for letter in "ABCDE" for gold in (f"({letter})", rf"\text{{({letter})}}", letter)
+      for answer in (f"({letter})", rf"\text{{({letter})}}", rf"\textbf{{{letter}}}", letter, f"{letter}.")),
+    (r"\text{(B)}", "b"), (r"\text{Evelyn}", "{Evelyn}"),
 ]  # fmt: skip
 
 WRONG = [
@@ -110,10 +114,14 @@ WRONG = [
     ("15\\mbox{ cm}^2", r"15 \text{ m}^2"), ("\\$18.90", "18.80"), ("90^\\circ", "91"), ("10\\%", "0.2"), ("5", "5x"),
     # numerals
     ("2516_8", "2516_7"), ("2516_8", "2517_8"), ("2516_8", "1358"), ("52_8", "52_{\\text{nine}}"),
+    ("25", "25_8"), ("25", r"25_{\text{eight}}"),
     # text
     (r"\text{Evelyn}", "Evelin"), (r"\text{east}", "west"), (r"\text{east}", "seat"), (r"\text{(C)}", "B"),
     (r"\text{(C)}", "(A), (B), (C)"), (r"\text{even}", r"\text{even or odd}"), (r"\text{Evelyn}", "5"),
-    ("5", "Evelyn"), (r"\text{Navin}", "Evelyn, Navin"), ("Yes", "No"), (r"\text{Navin}", r"\text{Nаvin}"), ("x", "х"),
+    ("5", "Evelyn"), (r"\text{Navin}", "Evelyn, Navin"), ("(A)", "(B)"), ("A", "(B)"),
+    ("(B)", "3b"), (r"\text{Evelyn}", "Evelyn 5"),
+    (r"\text{(B)}", "b^2"), (r"\text{Evelyn}", "5=Evelyn"), ("(A)", r"\text{a}5"),
+    ("Yes", "No"), (r"\text{Navin}", r"\text{Nаvin}"), ("x", "х"),
     ("a+5", "а+5"),
 ]  # fmt: skip
 
@@ -168,7 +176,28 @@ ECHOES = [
     ("What is $2 + 3$?", r"\text{What is } 2+3?", "5"),
     ("Factor $x^2 - 1$ completely.", "x^2-1", "(x-1)(x+1)"),
     ("Rationalise $\\frac{1}{\\sqrt{3}}$.", r"\dfrac{1}{\sqrt3}", r"\frac{\sqrt{3}}{3}"),
+    ("Evaluate $(26^2-24^2-10)^2-10^2$.", "0+(26^2-24^2-10)^2-10^2", "8000"),
+    ("Evaluate $(26^2-24^2-10)^2-10^2$.", r"((26^2-24^2-10)^2-10^2) \cdot 1", "8000"),
+    (r"Compute $\int_0^1 x^2 dx$.", r"\int_{0}^{1} x^2 \, dx", r"\frac{1}{3}"),
+    (r"Compute $\int_0^1 x^2 dx$.", r"\int_{0}^{1} x^{2} \, \mathrm{d}x", r"\frac{1}{3}"),
+    ("Factor $x^2-1$.", "x^2-1+0", "(x-1)(x+1)"),
+    ("Factor $x^2-1$.", "-1+x^2", "(x-1)(x+1)"),
+    ("Factor $x^2-1$.", "f(x) = 1*(x^{2}-1)", "(x-1)(x+1)"),
+    ("Rationalise $1/\\sqrt3$.", "1/3^{1/2}", r"\frac{\sqrt{3}}{3}"),
+    ("What is $2 + 3$?", "3+2", "5"),
 ]
+
+UNWORKED = [
+    ("", r"\int_0^2 x\,dx", "2"), ("", r"\sum_{k=1}^{3} k", "6"), ("", r"\prod_{k=1}^{3} k", "6"),
+    ("", r"\lim_{x \to 0} \frac{\sin x}{x}", "1"), ("", "n = 1+1+1+1+1", "5"),
+    ("Evaluate $(26^2-24^2-10)^2-10^2$.", "(24^2-26^2+10)^2-10^2", "8000"),
+]  # fmt: skip
+WORKED = [
+    ("Factor $x^2-1$.", "x^2-1 = (x-1)(x+1)", "(x-1)(x+1)"), ("Evaluate $26^2-24^2-10$.", "26^2-24^2-10 = 90", "90"),
+    ("Simplify $2(x+1)-1$.", "1+2x", "2x+1"), (r"Is $\sqrt2$ or $\frac75$ larger?", "2^{1/2}", r"\sqrt{2}"),
+    ("Is $x^2+1$ or $x$ larger?", "x^{2}+1", "x^2+1"), ("What is $2 + 3$?", "4+1", "5"), ("", r"2^{10} - 1", "1023"),
+    (r"Compute $\int_0^1 x^2 dx$.", r"\int_0^1 x^2 dx = \frac13", r"\frac{1}{3}"),
+]  # fmt: skip
 
 
 async def test_a_question_boxed_whole_is_wrong() -> None:
@@ -185,6 +214,35 @@ async def test_an_expression_of_the_question_left_as_it_was_is_wrong(question: s
     verdict = await grader.grade(gold, answer, question)
     spelled_alike = gold == r"\sqrt{53}+\frac23"  # then the question's own words are the answer
     assert (verdict.right, verdict.reason) == ((True, "") if spelled_alike else (False, "echo"))
+    await grader.close()
+
+
+@pytest.mark.parametrize(("question", "answer", "gold"), UNWORKED)
+async def test_a_calculation_in_place_of_a_number_is_wrong(
+    grader: Grader, question: str, answer: str, gold: str
+) -> None:
+    verdict = await grader.grade(gold, answer, question)
+    assert (verdict.right, verdict.reason) == (False, "unworked")
+
+
+@pytest.mark.parametrize(("question", "answer", "gold"), WORKED)
+async def test_what_was_worked_out_is_no_echo(question: str, answer: str, gold: str) -> None:
+    grader = Grader(workers=1, limits=Limits())
+    assert (await grader.grade(gold, answer, question)).right
+    await grader.close()
+
+
+BASES = [
+    ("Write 21 in base 8.", "25_8", True), (r"Write 21 in base $\text{eight}$.", "25_{8}", True),
+    ("Write 21 as an octal number.", "25_8", True), ("Write 21 in base 8.", "25_9", False),
+    ("What is $12_8$ plus 15?", "25_8", False), ("Write 21 in base 80.", "25_8", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("question", "answer", "right"), BASES)
+async def test_a_base_beside_a_gold_without_one_must_be_the_questions(question: str, answer: str, right: bool) -> None:
+    grader = Grader(workers=1, limits=Limits())
+    assert (await grader.grade("25", answer, question)).right is right
     await grader.close()
 
 

@@ -78,8 +78,8 @@ class MathServerEnvironment:
         config = self.config
         instruction = prompts.INSTRUCTION if config.instruction is None else config.instruction
         if config.prompt_format == "completion":
-            return prompts.completion(problem.question, instruction=instruction, shots=config.few_shot)
-        return prompts.chat(
+            return prompts.SHOWN.completion(problem.question, instruction=instruction, shots=config.few_shot)
+        return prompts.SHOWN.chat(
             problem.question, instruction=instruction, system=config.system_prompt, shots=config.few_shot
         )
 

@@ -16,12 +16,14 @@ from typing import Any, Literal, TypeAlias
 
 from tinker_atropos.grading import Limits, WorkerPool
 
-from tinker_atropos_math_server import latex
+from tinker_atropos_math_server import echo, latex
 
-Reason: TypeAlias = Literal["", "none", "long", "echo", "wild", "ungraded"]
+Reason: TypeAlias = Literal["", "none", "long", "echo", "unworked", "wild", "ungraded"]
 
 REMEMBERED = 16_384  # verdicts of workers
 MAX_PARTS = 4  # of a chain of equations
+MAX_OPERATORS = 3  # of an answer to be given as a number, such as `2^{10} - 1`; more are a calculation left to do
+MAX_QUESTION = 20_000  # characters in which echoes are looked for
 
 _WILD = re.compile(
     r"\^\s*\{?\s*\(?\s*-?[0-9]{5,}"  # a power too large to write down
@@ -33,6 +35,10 @@ _EVALUATES = re.compile(
     r"[+*^!|]|(?<=[^\s({\[,])\s*-|/|\\(?:cdot|times|div|sqrt|[dt]?frac|d?binom|sum|prod|int|lim|log|ln|sin|cos|tan|cot|"
     r"sec|csc|arc[a-z]+|l?floor|l?ceil|gcd|det|pmod|bmod)(?![A-Za-z])"
 )
+_CALCULUS = re.compile(r"\\(?:i*int|oint|sum|prod|lim(?:sup|inf)?)(?![A-Za-z])")
+_OPERATORS = re.compile(r"[+*^!/]|(?<=[^\s({\[,])\s*-|\\(?:cdot|times|div|sqrt|frac|d?binom)(?![A-Za-z])")
+_FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_ADJECTIVES = {"2": "binary", "3": "ternary", "8": "octal", "10": "decimal", "16": "hexadecimal"}
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _NAME = re.compile(
     r"\s*(?:\\text\{[^{}]*\}|"
@@ -135,10 +141,15 @@ def decide(gold_text: str, answer: str | None, question: str = "") -> Verdict | 
         return Verdict(True)
     if latex.depth(text) > latex.MAX_DEPTH:
         return Verdict(False, "wild")
+    choices = latex.choice(gold.text), latex.choice(text)
+    if None not in choices:
+        return Verdict(choices[0] == choices[1])
     if gold.words is not None:
         return Verdict(gold.words in (latex.words(text), latex.letters(text)))
     based = latex.based(text)
     if gold.based is not None or based is not None:
+        if gold.based is None and based is not None and not _names_base(question, based[1]):
+            return Verdict(False)
         return Verdict(_same_numeral(gold.based or (gold.key.lower(), ""), based or (spelled.lower(), "")))
     if latex.words(text) is not None and "=" not in text:
         return Verdict(False)
@@ -146,8 +157,10 @@ def decide(gold_text: str, answer: str | None, question: str = "") -> Verdict | 
         return Verdict(False, "wild")
     if "$" in text.replace("\\$", ""):
         return Verdict(False)  # prose with formulas in it, of which math-verify would take one
-    if _echoes(text, question):
+    if _echoes(gold, text, question):
         return Verdict(False, "echo")
+    if _unworked(gold, text):
+        return Verdict(False, "unworked")
     return _compared(gold, text)
 
 
@@ -200,8 +213,16 @@ def _chain(gold: Gold, text: str) -> Verdict | list[list[Any]]:
 
 
 def _same_numeral(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Digits must be the same, and the bases where both are given: the problem says which it wants."""
+    """Digits must be the same, and the bases where both are given."""
     return one[0] == other[0] and (one[1] == other[1] or "" in (one[1], other[1]))
+
+
+def _names_base(question: str, base: str) -> bool:
+    """Return whether a question says a base; beside a gold without one the answer's must be told there."""
+    names = [base, *(name for name, value in latex.BASES.items() if value == base)]
+    said = rf"(?:\\text\{{\s*)?(?:{'|'.join(map(re.escape, names))})(?![0-9A-Za-z])"
+    adjective = _ADJECTIVES.get(base, f"base-{re.escape(base)}")
+    return re.search(rf"\bbase[\s$~-]*{said}|\b{adjective}\b", question, re.IGNORECASE) is not None
 
 
 def _scaled(number: tuple[Fraction, int], gold_percent: bool, percent: bool) -> Sequence[tuple[Fraction, int]]:
@@ -239,15 +260,56 @@ def _terminates(value: Fraction) -> bool:
     return rest == 1
 
 
-def _echoes(text: str, question: str) -> bool:
-    """Return whether an answer is an expression that the question holds, left as it was."""
-    text = re.sub(r"\\text\{[^{}]*\}", "", text).strip(" .,:;?!=")
-    spelled = latex.unspaced(text)
-    if len(spelled) < 3 or len(question) > 20_000 or latex.number(text) is not None or not _EVALUATES.search(text):
+def _echoes(gold: Gold, text: str, question: str) -> bool:
+    """Return whether an answer is an expression that the question holds, left as it was: each side that is no name."""
+    if not question or len(question) > MAX_QUESTION:
         return False
-    return spelled in _question_key(question)
+    sides = [text] if gold.equation else _sides(text)
+    return all(_is_echo(gold, side, question) for side in sides)
+
+
+def _is_echo(gold: Gold, text: str, question: str) -> bool:
+    text = re.sub(r"\\text\{[^{}]*\}", "", echo.with_letters(text)).strip(" .,:;?!=")
+    spelled = echo.canonical(text)
+    if len(spelled) < 3 or latex.number(text) is not None or latex.number(spelled) is not None:
+        return False
+    if not _EVALUATES.search(text) or spelled == echo.canonical(gold.text):
+        return False
+    asked = _asked(question)
+    return spelled in asked.key or echo.terms(spelled) in asked.sums
+
+
+def _unworked(gold: Gold, text: str) -> bool:
+    """Return whether an answer to be given as a number is a calculation: none of its sides is worked out."""
+    return gold.number is not None and all(
+        _CALCULUS.search(side) is not None or len(_OPERATORS.findall(side)) > MAX_OPERATORS for side in _sides(text)
+    )
+
+
+def _sides(text: str) -> list[str]:
+    """Return the sides of an equation that are no name; a text without `=`, but for those in braces, is one."""
+    sides, deep = [""], 0
+    for character in text:
+        deep += (character == "{") - (character == "}")
+        if character == "=" and deep == 0:
+            sides.append("")
+        else:
+            sides[-1] += character
+    sides = [side for side in sides if side.strip()]
+    return [side for side in sides if _NAME.fullmatch(side) is None] or [text]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    key: str
+    sums: frozenset[tuple[str, ...]]
 
 
 @functools.lru_cache(maxsize=4_096)
-def _question_key(question: str) -> str:
-    return latex.unspaced(latex.normal(question.replace("$", "")))
+def _asked(question: str) -> _Asked:
+    """Return a question in the form in which echoes are looked for, and the terms of each formula in it."""
+    formulas = [side for formula in _FORMULA.findall(question) for side in "".join(formula).split("=")]
+    return _Asked(
+        echo.canonical(latex.normal(question.replace("$", ""))),
+        frozenset(echo.terms(echo.canonical(latex.normal(formula))) for formula in formulas if formula.strip()),
+    )

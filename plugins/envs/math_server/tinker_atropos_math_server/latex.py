@@ -66,6 +66,7 @@ _DEGREES = re.compile(
     r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])|\\text\{\s*degrees?\s*\})"
 )
 _MATRIX = re.compile(r"\\(begin|end)\{(?:[bBvV]?matrix|smallmatrix)\}")
+_AT_MOST = re.compile(r"\\([lg])eq(?:slant)?(?![A-Za-z])")
 _POWER = re.compile(r"\*\*")
 _OUTER = re.compile(r"\$\$?(.*?)\$\$?|\\\((.*)\\\)|\\\[(.*)\\\]", re.DOTALL)
 _CURRENCY = re.compile(r"^(-?)\s*(?:\\\$|\$|€|£|\\pounds(?![A-Za-z])|\\text\{\s*(?:\\\$|USD)\s*\})\s*")
@@ -84,7 +85,7 @@ _LETTER = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|([A-Za-z])")
 _SPACED_THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?", re.ASCII)
 _PERCENT = re.compile(r"\s*\\?%$|\s*\\text\{\s*(?:percent|%)\s*\}$")
 _BASED = re.compile(r"(-?[0-9A-Za-z.]+)_(?:\{(?:\\text\{)?\s*([0-9A-Za-z]+)\s*\}{0,2}|([0-9]))", re.ASCII)
-_BASES = dict(
+BASES = dict(
     zip(
         ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"],
         map(str, range(2, 13)),
@@ -96,6 +97,7 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z'’.\-]*(?:[\s,]+[A-Za-z][A-Za-z'’.\-]*)
 _SHORT_WORDS = {"yes", "no", "odd", "one", "two", "six", "ten", "red", "sat", "sun", "mon"}
 _ARTICLES = re.compile(r"\b(?:the|an|a|is|it)\b\s*", re.IGNORECASE)
 _CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?[.:]?")
+_PUNCTUATION = re.compile(r"[\s.,;:!?*_(){}'’\"“”`-]+")
 _NOTHING = {
     *("no solution", "no solutions", "none", "no real solution", "no real solutions", "empty set", "the empty set"),
     *("does not exist", "dne", "undefined"),
@@ -165,7 +167,7 @@ def normal(text: str) -> str:
         text = inside.strip()
     text = _JOINED_THOUSANDS.sub("", text)
     text = _SIZES.sub("", _SPACING.sub(" ", text)).replace("\\!", "").replace("\\lvert", "|").replace("\\rvert", "|")
-    text = text.replace("\\leq", "\\le").replace("\\geq", "\\ge").replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
+    text = _AT_MOST.sub(r"\\\1e", text).replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
     text = _TEXT.sub(r"\\text{", text)
     text = _FRAC.sub(r"\\frac", text)
     text = _SHORT_FRAC.sub(
@@ -286,7 +288,7 @@ def based(text: str) -> tuple[str, str] | None:
     if match is None or not any(character.isdigit() for character in match[1]):
         return None
     base = (match[2] or match[3]).lower()
-    return match[1].lower(), _BASES.get(base, base)
+    return match[1].lower(), BASES.get(base, base)
 
 
 def words(text: str) -> str | None:
@@ -307,9 +309,16 @@ def words(text: str) -> str | None:
 
 
 def letters(text: str) -> str:
-    """Return the letters of an answer alone, to be compared with a text."""
-    bare = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    return re.sub(r"[^a-z]+", "", _ARTICLES.sub("", bare.lower()))
+    """Return the letters of an answer, to be compared with a text; `""` where it holds more than those."""
+    bare = _ARTICLES.sub("", re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).lower())
+    found = _PUNCTUATION.sub("", bare)
+    return found if found.isascii() and found.isalpha() else ""
+
+
+def choice(text: str) -> str | None:
+    r"""Return the capital of `B`, `(B)`, `\text{B.}`; None if a normal form is nothing like that."""
+    match = _CHOICE.fullmatch(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip(" .*_"))
+    return None if match is None else match[1]
 
 
 def quantity(text: str) -> Quantity:

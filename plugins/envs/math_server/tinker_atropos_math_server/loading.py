@@ -23,7 +23,8 @@ EXPECTED = '{"problem": "…", "answer": "…"}'
 
 logger = logging.getLogger(__name__)
 
-Row = tuple[str, Any]  # where it stands, and what it is
+Located = tuple[str, Any]  # where it stands, and what it is
+Row = tuple[int, str, Any]  # with its number in the split, 0 the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +122,22 @@ def _one_set(entry: DataSet, setting: str, preferred: Sequence[str]) -> list[Pro
 
 
 def _splits(entry: DataSet, setting: str) -> dict[str, list[Row]]:
+    found: dict[str, list[Located]]
     if entry.is_local:
-        return {
+        found = {
             split: [row for file in files for row in _file_rows(file)]
             for split, files in split_files(entry.dataset, setting).items()
         }
-    loaded = load_hub(entry.dataset, entry.subset, ways_on=f"{setting}={WAYS_ON}", setting=setting)
-    return {
-        split: [(f"{entry.dataset}, {split} row {number}", row) for number, row in enumerate(loaded[split], start=1)]
-        for split in loaded
-    }
+    else:
+        loaded = load_hub(entry.dataset, entry.subset, ways_on=f"{setting}={WAYS_ON}", setting=setting)
+        found = {
+            split: [(f"{entry.dataset}, {split} row {place}", row) for place, row in enumerate(loaded[split], start=1)]
+            for split in loaded
+        }
+    return {split: [(number, *row) for number, row in enumerate(rows)] for split, rows in found.items()}
 
 
-def _file_rows(file: Any) -> Iterable[Row]:
+def _file_rows(file: Any) -> Iterable[Located]:
     rows = list(read_rows(file, EXPECTED))
     if not rows:
         raise DataError(f"{file} is empty; expected one problem a line, like {EXPECTED}")
@@ -162,7 +166,7 @@ def _problems(rows: Sequence[Row], entry: DataSet) -> list[Problem]:
 
 
 def _each(rows: Sequence[Row], entry: DataSet) -> Iterator[Problem]:
-    for number, (where, row) in enumerate(rows):
+    for number, where, row in rows:
         question, answer = read_row(row, where, entry.question_field, entry.answer_field)
         yield Problem(question, answer, entry.label, number)
 
