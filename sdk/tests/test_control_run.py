@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import itertools
+import multiprocessing
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,52 @@ async def test_simulations_that_cant_be_saved_begin_anew_and_the_run_says_so(con
     resumed = service.batches[3].fragments[0]
     assert (resumed.observations[0, :, 2] == 0).all()
     assert not np.array_equal(resumed.observations[0], service.batches[0].fragments[0].observations[0])
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_a_worker_that_dies_during_an_update_costs_a_checkpoint_its_episodes_alone(
+    config, registry, notes, service, shards
+):
+    cloudpickle = pytest.importorskip("cloudpickle")
+    cloudpickle.register_pickle_by_value(fake)
+
+    def kill_one(step):
+        if step == 1:  # the checkpoint of step 2 follows
+            process = multiprocessing.active_children()[0]
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        if step == 3:
+            service.on_update = lambda step: None
+            raise Killed
+
+    service.on_update = kill_one
+    c = config(rollout__workers="process", env__shards=shards)
+    with pytest.raises(Killed):
+        await run(c, notes, registry=registry)
+    assert [row["step"] for row in rows_of(c)] == [1, 2, 3]
+    assert rows_of(c)[2]["rollout/workers_restarted"] == 1
+    assert any("ended with code -9; its episodes are cut off there" in text for text in notes.said)
+    assert any("the checkpoint holds no episodes" in text for text in notes.said)
+    width = 4 // shards
+    fresh = [mask for part in service.batches[2].fragments if part.fresh is not None for mask in part.fresh]
+    assert sum(fresh) == width
+    await run(c, notes, registry=registry, resume=True)
+    assert any("episodes begin anew" in text and "a worker process was lost" in text for text in notes.said)
+    assert [row["step"] for row in rows_of(c)] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_simulations_broken_before_a_resume_count_on(config, registry, notes, service):
+    def die(step):
+        if step == 3:
+            service.on_update = lambda step: None
+            raise Killed
+
+    service.on_update = die
+    with pytest.raises(Killed):
+        await run(config(run__env="walk", env__nan="reward"), notes, registry=registry)
+    c = config(run__env="walk", env__nan="reward", rollout__max_broken_episodes=1)
+    with pytest.raises(RunError, match=r"these are 2, more than rollout\.max_broken_episodes=1"):
+        await run(c, notes, registry=registry, resume=True)
 
 
 async def test_a_lost_reply_rewinds_to_the_last_manifest(config, registry, notes, service):

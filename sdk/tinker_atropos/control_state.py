@@ -23,11 +23,17 @@ TREE = "tree"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlState:
-    """`env_steps` trained on, the next fragment's `ordinal`, and the `lanes`' snapshots; None: episodes begin anew."""
+    """`env_steps` trained on, the next fragment's `ordinal`, and the `lanes`' snapshots.
+
+    `lanes` None: episodes begin anew, and `missing` says why there are none. `broken` simulations were reset for a NaN
+    so far.
+    """
 
     env_steps: int
     ordinal: int
     lanes: Sequence[Mapping[str, Any]] | None
+    missing: str = ""
+    broken: int = 0
 
 
 def state_file(folder: Path, step: int) -> Path:
@@ -42,6 +48,8 @@ def write_state(path: Path, state: ControlState) -> None:
         "version": VERSION,
         "env_steps": state.env_steps,
         "ordinal": state.ordinal,
+        "missing": state.missing,
+        "broken": state.broken,
         "lanes": None if state.lanes is None else _packed(list(state.lanes), arrays, "lanes"),
     }
     content = io.BytesIO()
@@ -57,7 +65,8 @@ def read_state(path: Path) -> ControlState:
             if tree["version"] != VERSION:
                 raise ValueError(f"version {tree['version']}, this program reads {VERSION}")
             lanes = None if tree["lanes"] is None else _unpacked(tree["lanes"], arrays)
-            return ControlState(int(tree["env_steps"]), int(tree["ordinal"]), lanes)
+            missing, broken = str(tree.get("missing", "")), int(tree.get("broken", 0))  # older files have neither
+            return ControlState(int(tree["env_steps"]), int(tree["ordinal"]), lanes, missing, broken)
     except Exception as error:  # a damaged archive raises anything
         raise CheckpointError(
             f"{path} can't be read: {type(error).__name__}: {error}; remove it and the manifest beside it to continue "

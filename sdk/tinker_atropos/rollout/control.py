@@ -130,11 +130,20 @@ class ControlCollector:
             counts, self._counts = self._counts, Counts(Counter())
         return counts
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        """Return the state of every lane. Only while the thread waits for a policy: between two updates of `sync`."""
+    def snapshot(self) -> list[dict[str, Any]] | None:
+        """Return the state of every lane, None where a worker is found lost; it is replaced. Blocking.
+
+        Only while the thread waits for a policy: between two updates of `sync`.
+        """
         with self._changed:
             assert not any(lane.filling or lane.starting for lane in self._lanes), "a snapshot is taken between updates"
-            return [lane.snapshot() for lane in self._lanes]
+            states = []
+            for lane in self._lanes:
+                try:
+                    states.append(lane.snapshot())
+                except ShardLost as error:
+                    self._lost(lane, error)
+            return states if len(states) == len(self._lanes) else None
 
     def close(self) -> None:
         """Stop and free the simulations. Blocking."""
@@ -250,6 +259,7 @@ class ControlCollector:
 
     def _lost(self, lane: Lane, error: ShardLost) -> None:
         """Hand on what a lost shard had done, and start it again; what is missing of its fragment is collected then."""
+        cut = "its fragment is cut off there" if lane.filling else "its episodes are cut off there"
         if lane.filling:
             lane.owed = lane.steps - lane.t
             if lane.t:
@@ -265,7 +275,7 @@ class ControlCollector:
                 f"{error}, {lane.restarts_in_a_row} times without a whole fragment between; try "
                 "rollout.workers=thread to see why, then continue with --resume"
             ) from error
-        self._say(f"{error}; its fragment is cut off there, and it is started again")
+        self._say(f"{error}; {cut}, and it is started again")
         lane.shard.restart()
         lane.reset(self._seed, self._first_update)
 

@@ -107,7 +107,7 @@ class Broken:
         if self.count > self._most:
             raise RunError(
                 f"{said}; these are {self.count}, more than rollout.max_broken_episodes={self._most}. Look for the "
-                "cause in the environment, or lower the learning rate; then continue with --resume"
+                "cause in the environment, lower the learning rate, or allow more; then continue with --resume"
             )
         if self.count <= 8 or self.count & (self.count - 1) == 0:
             self._say(f"{said}: reset, its episode is cut off there ({self.count} so far)")
