@@ -22,7 +22,7 @@ from tinker_atropos.control_state import ControlState, read_state, write_state
 from tinker_atropos.rollout.control import ControlCollector, Pace
 from tinker_atropos.rollout.control_plan import control_plan
 from tinker_atropos.rollout.fragments import Actor, Broken, Lane
-from tinker_atropos.rollout.shards import InlineShard
+from tinker_atropos.rollout.shards import InlineShard, ThreadShard
 from tinker_atropos.rollout.simulations import Shape
 from tinker_atropos.testing import ContractViolated, check_control, check_environment
 from tinker_atropos.yaml_file import read_yaml
@@ -119,6 +119,63 @@ async def test_closing_ends_the_thread_and_closes_every_simulation():
     assert not collector._thread.is_alive()
     lanes: Any = collector._lanes
     assert all(lane.shard._simulations._environment.closed for lane in lanes)
+
+
+class GatedWalk(fake.FakeResumableWalk):  # type: ignore[name-defined,misc]
+    """Steps when it is let, and knows whether it was closed meanwhile."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.stepping, self.go_on = threading.Event(), threading.Event()
+        self.closed_while_stepping = False
+
+    def step(self, actions: Any) -> Any:
+        self.stepping.set()
+        self.go_on.wait()
+        self.stepping.clear()
+        return super().step(actions)
+
+    def close(self, **kwargs: Any) -> None:
+        self.closed_while_stepping = self.stepping.is_set()
+        super().close()
+
+
+def gated_collector(kind: Any) -> tuple[ControlCollector, GatedWalk, list[str]]:
+    walk, said = GatedWalk(fake.FakeWalkConfig(num_envs=2)), list[str]()
+    spaces = ControlSpaces(walk.single_observation_space, walk.single_action_space, "walk")
+    shape = Shape.of(spaces, 2)
+    lane = Lane(0, kind(lambda: walk, "walk", shape), shape, Actor(spaces, threading.Lock()), Broken(print, 5, "w"), 4)
+    pace = Pace(fragment_steps=4, batch_steps=8, total_updates=9, max_staleness=0)
+    collector = ControlCollector([lane], pace, seed=0, lineage=0, first_update=0, say=said.append)
+    collector.open()
+    return collector, walk, said
+
+
+@pytest.mark.parametrize("kind", [InlineShard, ThreadShard])
+async def test_an_environment_is_not_closed_while_it_steps(kind):
+    collector, walk, _ = gated_collector(kind)
+    collector.publish(policy_of(0))
+    await asyncio.to_thread(walk.stepping.wait)
+    closing = asyncio.create_task(asyncio.to_thread(collector.close))
+    await asyncio.sleep(1.5)
+    assert not walk.closed
+    walk.go_on.set()
+    await closing
+    assert walk.closed
+    assert not walk.closed_while_stepping
+
+
+@pytest.mark.parametrize("kind", [InlineShard, ThreadShard])
+async def test_an_environment_whose_step_hangs_is_left_open(kind, monkeypatch):
+    for module in ("control", "shards"):
+        monkeypatch.setattr(f"tinker_atropos.rollout.{module}.CLOSE_SECONDS", 0.05)
+    collector, walk, said = gated_collector(kind)
+    collector.publish(policy_of(0))
+    await asyncio.to_thread(walk.stepping.wait)
+    await asyncio.to_thread(collector.close)
+    assert not walk.closed
+    assert said == ["a step did not end within 0.05 s; its simulations are left open"]
+    walk.go_on.set()
 
 
 def test_a_state_comes_back_from_its_file_as_it_was(tmp_path):

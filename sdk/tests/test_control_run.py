@@ -233,12 +233,28 @@ async def test_a_worker_that_dies_during_an_update_costs_a_checkpoint_its_episod
     assert rows_of(c)[2]["rollout/workers_restarted"] == 1
     assert any("ended with code -9; its episodes are cut off there" in text for text in notes.said)
     assert any("the checkpoint holds no episodes" in text for text in notes.said)
-    width = 4 // shards
-    fresh = [mask for part in service.batches[2].fragments if part.fresh is not None for mask in part.fresh]
-    assert sum(fresh) == width
+    if shards == 1:  # of two the other goes on alone until the new worker is there
+        assert service.batches[2].fragments[0].fresh.all()
     await run(c, notes, registry=registry, resume=True)
     assert any("episodes begin anew" in text and "a worker process was lost" in text for text in notes.said)
     assert [row["step"] for row in rows_of(c)] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_first_answer_may_take_longer_than_a_step(config, registry, notes):
+    cloudpickle = pytest.importorskip("cloudpickle")
+    cloudpickle.register_pickle_by_value(fake)
+    # Starting Python and importing NumPy and Gymnasium takes longer than this; a step of the walk does not.
+    c = config(rollout__workers="process", rollout__step_timeout=0.3, env__total_steps=2)
+    await run(c, notes, registry=registry)
+    assert not any("reset()" in text or "did not start" in text for text in notes.said)
+
+
+async def test_a_worker_that_never_starts_is_told_from_one_whose_step_hangs(config, registry, notes, monkeypatch):
+    cloudpickle = pytest.importorskip("cloudpickle")
+    cloudpickle.register_pickle_by_value(fake)
+    monkeypatch.setattr("tinker_atropos.rollout.shards.START_SECONDS", 0.01)
+    with pytest.raises(RunError, match=r"did not start, make .* within 0\.02 s .*needs a longer rollout\.step_timeout"):
+        await run(config(rollout__workers="process", rollout__step_timeout=0.02), notes, registry=registry)
 
 
 async def test_simulations_broken_before_a_resume_count_on(config, registry, notes, service):

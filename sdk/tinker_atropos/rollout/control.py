@@ -19,12 +19,11 @@ from typing import Any
 from tinker_atropos.control import ControlPolicy, Fragment
 from tinker_atropos.errors import RunError
 from tinker_atropos.rollout.fragments import Lane
-from tinker_atropos.rollout.shards import ShardLost
+from tinker_atropos.rollout.shards import CLOSE_SECONDS, ShardLost
 
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5
-CLOSE_SECONDS = 10.0
 STARTING_SECONDS = 0.01  # between two looks at a shard that is coming back
 
 
@@ -94,8 +93,8 @@ class ControlCollector:
                 lane.finish_reset()
             except ShardLost as error:
                 raise RunError(
-                    f"{error}, before its first step; what it wrote to stderr says why (a script that starts worker "
-                    "processes needs `if __name__ == '__main__':`). rollout.workers=thread does without them"
+                    f"{error}, before its first step. {_advice(error)}. rollout.workers=thread does without worker "
+                    "processes"
                 ) from error
             if states is not None:
                 lane.restore(states[place])
@@ -150,10 +149,14 @@ class ControlCollector:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        # A step of this process is waited for; a worker process that hangs is ended, which ends the wait for it.
         thread = self._thread
         if thread is not None:
-            thread.join(timeout=1.0)
+            # Ending a worker process ends the wait for it. A step of this process can't be ended, only waited for.
+            ends = all(lane.shard.close_ends_wait for lane in self._lanes)
+            thread.join(timeout=1.0 if ends else CLOSE_SECONDS)
+            if thread.is_alive() and not ends:
+                self._say(f"a step did not end within {CLOSE_SECONDS:g} s; its simulations are left open")
+                return
         for lane in self._lanes:
             with suppress(Exception):
                 lane.shard.close()
@@ -283,3 +286,9 @@ class ControlCollector:
         assert self._loop is not None, "publish comes first"
         with suppress(RuntimeError):  # the loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(self._arrived.set)
+
+
+def _advice(error: ShardLost) -> str:
+    if error.late:
+        return "An environment that takes that long needs a longer rollout.step_timeout; one that hangs must be mended"
+    return "What it wrote to stderr says why (a script that starts worker processes needs `if __name__ == '__main__':`)"
