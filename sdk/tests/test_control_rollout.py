@@ -438,6 +438,7 @@ class Wholesale(FakeWalk):
         (Forgetful, {}, r"after restore\(\)"),
         (Unclosable, {}, r"close\(\) raised OSError: busy"),
         (Wholesale, {"autoreset": "DISABLED"}, "which the mask leaves out"),
+        (Wholesale, {"autoreset": "SAME_STEP", "horizon": 1000}, "which the mask leaves out"),
         (fake.FakeWalk, {"autoreset": "NEXT_STEP"}, "NEXT_STEP"),
         (fake.FakeWalk, {"num_envs": 5}, "asked for 3 simulations, it made 5"),
         (fake.FakeWalk, {"nan": "observation"}, "which is not in its space"),

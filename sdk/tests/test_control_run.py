@@ -9,13 +9,24 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tinker_atropos import CheckpointError, PluginError, RunError, TrainerError, UpdateUncertain
+from tinker_atropos import (
+    CheckpointError,
+    ConfigError,
+    PluginError,
+    PolicyRef,
+    RunError,
+    TrainerError,
+    UpdateUncertain,
+)
 from tinker_atropos.cli.run import summary
+from tinker_atropos.control import ControlSpaces
+from tinker_atropos.rollout.fragments import Actor
 from tinker_atropos.run import Stopped, run
 from tinker_atropos.run_folder import RunFolder, latest_manifest
 
@@ -490,6 +501,24 @@ async def test_a_policy_of_nothing_but_nan_ends_the_run(config, registry, notes,
     monkeypatch.setattr(fake.FakePolicy, "act", nan)
     with pytest.raises(TrainerError, match="gives NaN actions for fresh episodes too"):
         await run(config(), notes, registry=registry)
+
+
+def test_a_discrete_policy_of_nan_is_noticed_by_its_logprobs(service):
+    service.nan_logprobs = True
+    space = gymnasium.spaces.Discrete(3)
+    actor = Actor(ControlSpaces(gymnasium.spaces.Box(-1, 1, (2,)), space, "choice"), threading.Lock())
+    policy = fake.FakePolicy(service, PolicyRef("r", 0, 7, "fake://7"), 0, True, 3)
+    actions, logprobs = np.zeros(4, np.int64), np.zeros(4, np.float32)
+    with pytest.raises(TrainerError, match=r"policy of step 7 gave a NaN or infinite log-probability"):
+        actor.choose(policy, np.zeros((4, 2), np.float32), np.random.default_rng(0), actions, logprobs)
+
+
+async def test_the_threads_of_the_simulator_may_change_on_resume(config, registry, notes):
+    await run(config(env__threads=1), notes, registry=registry)
+    longer = config(env__threads=2, env__total_steps=8)
+    assert (await run(longer, notes, registry=registry, resume=True)).steps == 8
+    with pytest.raises(ConfigError, match=r"resumable_walk\.horizon was 13, now 14"):
+        await run(config(env__horizon=14, env__total_steps=9), notes, registry=registry, resume=True)
 
 
 async def test_actions_of_a_wrong_shape_are_named(config, registry, notes, monkeypatch):

@@ -74,6 +74,11 @@ class Actor:
             actions[...] = acted.actions
             logprobs[...] = acted.logprobs
         if self.discrete:
+            if not np.isfinite(logprobs).all():  # of NaN logits, which an action can't show
+                raise TrainerError(
+                    f"the policy of step {policy.ref.step} gave a NaN or infinite log-probability; lower the learning "
+                    "rate, then continue from the last checkpoint with --resume"
+                )
             if ((actions < 0) | (actions >= self._n)).any():
                 raise TrainerError(
                     f"the policy of step {policy.ref.step} gave the actions {actions.tolist()}; expected 0 to "
