@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from tinker_atropos import ConfigError, EnvironmentSpec, PluginError, PolicyRef, load_environment
+from tinker_atropos import Checkpoint, ConfigError, EnvironmentSpec, PluginError, PolicyRef, load_environment
 from tinker_atropos.cli.control_lines import volume
 from tinker_atropos.cli.run import describe
 from tinker_atropos.config import load
 from tinker_atropos.control import ControlSpaces
-from tinker_atropos.control_state import ControlState, read_state, write_state
+from tinker_atropos.control_state import ControlState, prune_states, read_state, state_file, write_state
 from tinker_atropos.rollout.control import ControlCollector, Pace
 from tinker_atropos.rollout.control_plan import control_plan
 from tinker_atropos.rollout.fragments import Actor, Broken, Lane
 from tinker_atropos.rollout.shards import InlineShard, ThreadShard
 from tinker_atropos.rollout.simulations import Shape
+from tinker_atropos.run_folder import Manifest, RunFolder
 from tinker_atropos.testing import ContractViolated, check_control, check_environment
 from tinker_atropos.yaml_file import read_yaml
 
@@ -191,6 +192,24 @@ def test_a_state_comes_back_from_its_file_as_it_was(tmp_path):
     assert again.random() == rng.random()
     np.testing.assert_array_equal(state.lanes[0]["places"], lane["places"])
     assert state.lanes[0]["deep"] == lane["deep"]
+
+
+def test_states_go_with_the_checkpoints_that_the_trainer_removed(tmp_path):
+    folder = RunFolder(tmp_path / "a run")
+    folder.create({})
+    for step in range(1, 8):
+        state = tmp_path / f"state {step}.pt"
+        if step in (2, 5):
+            state.touch()
+        uri = "tinker://elsewhere/3" if step == 3 else state.as_uri()
+        checkpoint = Checkpoint(f"step-{step}", step, uri, uri)
+        folder.write_manifest(Manifest("a run", 0, step, checkpoint, (), {"next": 0, "open": []}))
+        write_state(state_file(folder.path, step), ControlState(step, 0, None))
+    assert [path.name for path in prune_states(folder)] == [f"step-00000{step}.npz" for step in (1, 4)]
+    kept = sorted(path.name for path in (folder.path / "manifests").glob("*.npz"))
+    assert kept == [f"step-00000{step}.npz" for step in (2, 3, 5, 6, 7)]
+    assert prune_states(folder) == []
+    folder.close()
 
 
 def test_a_snapshot_of_live_objects_is_refused(tmp_path):

@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from tinker_atropos.errors import CheckpointError, PluginError
-from tinker_atropos.run_folder import write_atomically
+from tinker_atropos.run_folder import RunFolder, write_atomically
 
 VERSION = 1
 TREE = "tree"
+RESUMED_FROM = 2  # manifests: the newest, or the one before, should that be damaged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +57,21 @@ def write_state(path: Path, state: ControlState) -> None:
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **{**arrays, TREE: np.array(json.dumps(tree))})
     write_atomically(path, content.getvalue())
+
+
+def prune_states(folder: RunFolder) -> list[Path]:
+    """Remove the states beside manifests whose checkpoint the trainer has removed; return them.
+
+    Those of the newest two manifests stay, since a resumption begins there. Raises `OSError`.
+    """
+    gone = []
+    for manifest in folder.manifests()[:-RESUMED_FROM]:
+        path = state_file(folder.path, manifest.step)
+        state = urlsplit(manifest.checkpoint.state)
+        if state.scheme == "file" and not Path(unquote(state.path)).exists() and path.exists():
+            path.unlink()
+            gone.append(path)
+    return gone
 
 
 def read_state(path: Path) -> ControlState:

@@ -16,7 +16,7 @@ from tinker_atropos.attempt import Attempt
 from tinker_atropos.config import Config
 from tinker_atropos.control import ControlBatch, ControlPolicy, ControlSpaces, ControlTrainer, ControlUpdate
 from tinker_atropos.control_metrics import control_metrics
-from tinker_atropos.control_state import ControlState, read_state, state_file, write_state
+from tinker_atropos.control_state import ControlState, prune_states, read_state, state_file, write_state
 from tinker_atropos.errors import TinkerAtroposError
 from tinker_atropos.progress import Progress
 from tinker_atropos.registry import Registry
@@ -289,7 +289,13 @@ class ControlTraining:
             state = ControlState(self.env_steps, collector.ordinal, lanes, missing, self.broken.count)
             await asyncio.to_thread(write_state, state_file(self.folder.path, self.step), state)
 
-        return await self.attempt.save(trainer, {"next": collector.ordinal, "open": []}, final=final, beside=beside)
+        cursor = {"next": collector.ordinal, "open": []}
+        checkpoint = await self.attempt.save(trainer, cursor, final=final, beside=beside)
+        try:
+            await asyncio.to_thread(prune_states, self.folder)
+        except OSError as error:  # the disk may fill, but what is saved is saved
+            self.progress.say(f"an old state of the simulations could not be removed: {error}")
+        return checkpoint
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[str], None], text: str) -> None:
