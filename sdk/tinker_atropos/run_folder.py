@@ -350,9 +350,7 @@ def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
     return "".join(json.dumps(dict(row)) + "\n" for row in rows).encode()
 
 
-def _differences(
-    old: Mapping[str, Any], new: Mapping[str, Any], trainer: str, environment: str
-) -> Iterable[str]:
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], trainer: str, environment: str) -> Iterable[str]:
     free = MAY_CHANGE | {f"{trainer}.{key}" for key in MAY_CHANGE_IN_TRAINER}
     free |= {f"{environment}.{key}" for key in MAY_CHANGE_IN_ENVIRONMENT}
     for section in sorted({*old, *new}):
