@@ -122,7 +122,7 @@ async def test_closing_ends_the_thread_and_closes_every_simulation():
     assert all(lane.shard._simulations._environment.closed for lane in lanes)
 
 
-class GatedWalk(fake.FakeResumableWalk):  # type: ignore[name-defined,misc]
+class GatedWalk(fake.FakeResumableWalk):  # type: ignore[name-defined]
     """Steps when it is let, and knows whether it was closed meanwhile."""
 
     def __init__(self, config: Any) -> None:

@@ -7,7 +7,6 @@ import importlib.util
 import itertools
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -230,7 +229,7 @@ async def test_a_worker_that_dies_during_an_update_costs_a_checkpoint_its_episod
     def kill_one(step):
         if step == 1:  # the checkpoint of step 2 follows
             process = multiprocessing.active_children()[0]
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.join()
         if step == 3:
             service.on_update = lambda step: None

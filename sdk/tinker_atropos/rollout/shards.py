@@ -164,6 +164,9 @@ class ProcessShard:
         self._name, self._shape, self._answer_seconds = name, shape, answer_seconds
         self._payload = payload_of(make)
         self._memory, self.arrays = shared(self._context, shape)
+        self._process: Any
+        self._pipe: Any
+        self._answered: bool
         self._begin()
 
     def start(self, method: str, *values: Any) -> None:
