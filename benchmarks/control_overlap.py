@@ -222,7 +222,7 @@ def rate_of_run(
     )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=float, default=0.1, help="processor seconds of one update of the fake trainer")
     parser.add_argument("--updates", type=int, default=30)
@@ -236,7 +236,7 @@ def main() -> None:
     print(f"an update learns from {SIMULATIONS * STEPS:,} environment steps; matrices: {options.work:g} s of work")
     print(f"targets in async: busy {BUSY:.0%}, {RATE:g} of the updates/s from memory")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder, missed = Path(temporary), 0
         for trainer in trainers:
             for schedule, workers, shards in SCHEDULES:
                 before = rate_from_memory(trainer, options.updates // 2, folder)
@@ -244,13 +244,17 @@ def main() -> None:
                 busy, rate, steps = rate_of_run(trainer, folder, options.updates, schedule, workers, shards)
                 blocked = watch.blocked()
                 alone = (before + rate_from_memory(trainer, options.updates // 2, folder)) / 2
+                met = schedule != "async" or (busy >= BUSY and rate / alone >= RATE)
+                missed += not met
                 print(
                     f"{'matrices' if trainer.name == 'fake_control' else trainer.name:<9} {schedule:<5} {workers:<7} "
                     f"{shards} shard{'s' if shards > 1 else ' '} busy {busy:6.1%}  blocked {blocked:5.1%}  {rate:5.2f} "
-                    f"updates/s, {rate / alone:.2f} of {alone:.2f} from memory  {steps:,.0f} environment steps/s",
+                    f"updates/s, {rate / alone:.2f} of {alone:.2f} from memory  {steps:,.0f} environment steps/s"
+                    + ("" if met else "  MISSED"),
                     flush=True,
                 )
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -30,6 +30,7 @@ class FakeWalkConfig(EnvironmentConfig):
     horizon: int = 13
     autoreset: Literal["SAME_STEP", "NEXT_STEP", "DISABLED"] = "SAME_STEP"
     step_seconds: float = 0.0
+    threads: int = 1  # as environments call how many threads step their simulations
     nan: str = ""  # "observation" or "reward": simulation 1 gives one in its 5th step; "contained": it truncates there
     exit_file: str = ""  # a worker process ends in its 7th step, once: then the file exists; "always": each time
     hang_file: str = ""  # a worker process hangs in its 7th step, once, deaf to all but SIGKILL
@@ -120,6 +121,7 @@ class FakeControlService:
     update_seconds: float = 0.0
     work_seconds: float = 0.0  # of busy work in a thread, as optimisation is
     keep: bool = True
+    nan_logprobs: bool = False
     nan_action_at: int = -1  # the policies' n-th call gives a NaN
     batches: list[ControlBatch] = field(default_factory=list)
     starts: list[Any] = field(default_factory=list)
@@ -142,7 +144,8 @@ class FakePolicy:
         n = len(observations)
         if self.discrete:
             actions = np.zeros(n, np.int64) if rng is None else rng.integers(self.size, size=n)
-            return Acted(actions, np.full(n, -0.5, np.float32))
+            logprobs = np.full(n, np.nan if self.service.nan_logprobs else -0.5, np.float32)
+            return Acted(actions, logprobs)
         noise = np.zeros((n, self.size)) if rng is None else rng.normal(0, 1, (n, self.size))
         actions = (self.goal - 0.1 * observations[:, : self.size] + noise).astype(np.float32)
         if self.service.acted == self.service.nan_action_at:

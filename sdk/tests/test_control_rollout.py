@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from tinker_atropos import ConfigError, EnvironmentSpec, PluginError, PolicyRef, load_environment
+from tinker_atropos import Checkpoint, ConfigError, EnvironmentSpec, PluginError, PolicyRef, load_environment
 from tinker_atropos.cli.control_lines import volume
 from tinker_atropos.cli.run import describe
 from tinker_atropos.config import load
 from tinker_atropos.control import ControlSpaces
-from tinker_atropos.control_state import ControlState, read_state, write_state
+from tinker_atropos.control_state import ControlState, prune_states, read_state, state_file, write_state
 from tinker_atropos.rollout.control import ControlCollector, Pace
 from tinker_atropos.rollout.control_plan import control_plan
 from tinker_atropos.rollout.fragments import Actor, Broken, Lane
-from tinker_atropos.rollout.shards import InlineShard
+from tinker_atropos.rollout.shards import InlineShard, ThreadShard
 from tinker_atropos.rollout.simulations import Shape
+from tinker_atropos.run_folder import Manifest, RunFolder
 from tinker_atropos.testing import ContractViolated, check_control, check_environment
 from tinker_atropos.yaml_file import read_yaml
 
@@ -121,6 +122,63 @@ async def test_closing_ends_the_thread_and_closes_every_simulation():
     assert all(lane.shard._simulations._environment.closed for lane in lanes)
 
 
+class GatedWalk(fake.FakeResumableWalk):  # type: ignore[name-defined]
+    """Steps when it is let, and knows whether it was closed meanwhile."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.stepping, self.go_on = threading.Event(), threading.Event()
+        self.closed_while_stepping = False
+
+    def step(self, actions: Any) -> Any:
+        self.stepping.set()
+        self.go_on.wait()
+        self.stepping.clear()
+        return super().step(actions)
+
+    def close(self, **kwargs: Any) -> None:
+        self.closed_while_stepping = self.stepping.is_set()
+        super().close()
+
+
+def gated_collector(kind: Any) -> tuple[ControlCollector, GatedWalk, list[str]]:
+    walk, said = GatedWalk(fake.FakeWalkConfig(num_envs=2)), list[str]()
+    spaces = ControlSpaces(walk.single_observation_space, walk.single_action_space, "walk")
+    shape = Shape.of(spaces, 2)
+    lane = Lane(0, kind(lambda: walk, "walk", shape), shape, Actor(spaces, threading.Lock()), Broken(print, 5, "w"), 4)
+    pace = Pace(fragment_steps=4, batch_steps=8, total_updates=9, max_staleness=0)
+    collector = ControlCollector([lane], pace, seed=0, lineage=0, first_update=0, say=said.append)
+    collector.open()
+    return collector, walk, said
+
+
+@pytest.mark.parametrize("kind", [InlineShard, ThreadShard])
+async def test_an_environment_is_not_closed_while_it_steps(kind):
+    collector, walk, _ = gated_collector(kind)
+    collector.publish(policy_of(0))
+    await asyncio.to_thread(walk.stepping.wait)
+    closing = asyncio.create_task(asyncio.to_thread(collector.close))
+    await asyncio.sleep(1.5)
+    assert not walk.closed
+    walk.go_on.set()
+    await closing
+    assert walk.closed
+    assert not walk.closed_while_stepping
+
+
+@pytest.mark.parametrize("kind", [InlineShard, ThreadShard])
+async def test_an_environment_whose_step_hangs_is_left_open(kind, monkeypatch):
+    for module in ("control", "shards"):
+        monkeypatch.setattr(f"tinker_atropos.rollout.{module}.CLOSE_SECONDS", 0.05)
+    collector, walk, said = gated_collector(kind)
+    collector.publish(policy_of(0))
+    await asyncio.to_thread(walk.stepping.wait)
+    await asyncio.to_thread(collector.close)
+    assert not walk.closed
+    assert said == ["a step did not end within 0.05 s; its simulations are left open"]
+    walk.go_on.set()
+
+
 def test_a_state_comes_back_from_its_file_as_it_was(tmp_path):
     rng = np.random.default_rng(5)
     places = rng.random((3, 2))
@@ -134,6 +192,24 @@ def test_a_state_comes_back_from_its_file_as_it_was(tmp_path):
     assert again.random() == rng.random()
     np.testing.assert_array_equal(state.lanes[0]["places"], lane["places"])
     assert state.lanes[0]["deep"] == lane["deep"]
+
+
+def test_states_go_with_the_checkpoints_that_the_trainer_removed(tmp_path):
+    folder = RunFolder(tmp_path / "a run")
+    folder.create({})
+    for step in range(1, 8):
+        state = tmp_path / f"state {step}.pt"
+        if step in (2, 5):
+            state.touch()
+        uri = "tinker://elsewhere/3" if step == 3 else state.as_uri()
+        checkpoint = Checkpoint(f"step-{step}", step, uri, uri)
+        folder.write_manifest(Manifest("a run", 0, step, checkpoint, (), {"next": 0, "open": []}))
+        write_state(state_file(folder.path, step), ControlState(step, 0, None))
+    assert [path.name for path in prune_states(folder)] == [f"step-00000{step}.npz" for step in (1, 4)]
+    kept = sorted(path.name for path in (folder.path / "manifests").glob("*.npz"))
+    assert kept == [f"step-00000{step}.npz" for step in (2, 3, 5, 6, 7)]
+    assert prune_states(folder) == []
+    folder.close()
 
 
 def test_a_snapshot_of_live_objects_is_refused(tmp_path):
@@ -381,6 +457,7 @@ class Wholesale(FakeWalk):
         (Forgetful, {}, r"after restore\(\)"),
         (Unclosable, {}, r"close\(\) raised OSError: busy"),
         (Wholesale, {"autoreset": "DISABLED"}, "which the mask leaves out"),
+        (Wholesale, {"autoreset": "SAME_STEP", "horizon": 1000}, "which the mask leaves out"),
         (fake.FakeWalk, {"autoreset": "NEXT_STEP"}, "NEXT_STEP"),
         (fake.FakeWalk, {"num_envs": 5}, "asked for 3 simulations, it made 5"),
         (fake.FakeWalk, {"nan": "observation"}, "which is not in its space"),

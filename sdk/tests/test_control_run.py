@@ -5,15 +5,27 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import itertools
+import multiprocessing
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tinker_atropos import CheckpointError, PluginError, RunError, TrainerError, UpdateUncertain
+from tinker_atropos import (
+    CheckpointError,
+    ConfigError,
+    PluginError,
+    PolicyRef,
+    RunError,
+    TrainerError,
+    UpdateUncertain,
+)
 from tinker_atropos.cli.run import summary
+from tinker_atropos.control import ControlSpaces
+from tinker_atropos.rollout.fragments import Actor
 from tinker_atropos.run import Stopped, run
 from tinker_atropos.run_folder import RunFolder, latest_manifest
 
@@ -205,6 +217,68 @@ async def test_simulations_that_cant_be_saved_begin_anew_and_the_run_says_so(con
     resumed = service.batches[3].fragments[0]
     assert (resumed.observations[0, :, 2] == 0).all()
     assert not np.array_equal(resumed.observations[0], service.batches[0].fragments[0].observations[0])
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_a_worker_that_dies_during_an_update_costs_a_checkpoint_its_episodes_alone(
+    config, registry, notes, service, shards
+):
+    cloudpickle = pytest.importorskip("cloudpickle")
+    cloudpickle.register_pickle_by_value(fake)
+
+    def kill_one(step):
+        if step == 1:  # the checkpoint of step 2 follows
+            process = multiprocessing.active_children()[0]
+            process.kill()
+            process.join()
+        if step == 3:
+            service.on_update = lambda step: None
+            raise Killed
+
+    service.on_update = kill_one
+    c = config(rollout__workers="process", env__shards=shards)
+    with pytest.raises(Killed):
+        await run(c, notes, registry=registry)
+    assert [row["step"] for row in rows_of(c)] == [1, 2, 3]
+    assert rows_of(c)[2]["rollout/workers_restarted"] == 1
+    assert any("ended with code -9; its episodes are cut off there" in text for text in notes.said)
+    assert any("the checkpoint holds no episodes" in text for text in notes.said)
+    if shards == 1:  # of two the other goes on alone until the new worker is there
+        assert service.batches[2].fragments[0].fresh.all()
+    await run(c, notes, registry=registry, resume=True)
+    assert any("episodes begin anew" in text and "a worker process was lost" in text for text in notes.said)
+    assert [row["step"] for row in rows_of(c)] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_first_answer_may_take_longer_than_a_step(config, registry, notes):
+    cloudpickle = pytest.importorskip("cloudpickle")
+    cloudpickle.register_pickle_by_value(fake)
+    # Starting Python and importing NumPy and Gymnasium takes longer than this; a step of the walk does not.
+    c = config(rollout__workers="process", rollout__step_timeout=0.3, env__total_steps=2)
+    await run(c, notes, registry=registry)
+    assert not any("reset()" in text or "did not start" in text for text in notes.said)
+
+
+async def test_a_worker_that_never_starts_is_told_from_one_whose_step_hangs(config, registry, notes, monkeypatch):
+    cloudpickle = pytest.importorskip("cloudpickle")
+    cloudpickle.register_pickle_by_value(fake)
+    monkeypatch.setattr("tinker_atropos.rollout.shards.START_SECONDS", 0.01)
+    with pytest.raises(RunError, match=r"did not start, make .* within 0\.02 s .*needs a longer rollout\.step_timeout"):
+        await run(config(rollout__workers="process", rollout__step_timeout=0.02), notes, registry=registry)
+
+
+async def test_simulations_broken_before_a_resume_count_on(config, registry, notes, service):
+    def die(step):
+        if step == 3:
+            service.on_update = lambda step: None
+            raise Killed
+
+    service.on_update = die
+    with pytest.raises(Killed):
+        await run(config(run__env="walk", env__nan="reward"), notes, registry=registry)
+    c = config(run__env="walk", env__nan="reward", rollout__max_broken_episodes=1)
+    with pytest.raises(RunError, match=r"these are 2, more than rollout\.max_broken_episodes=1"):
+        await run(c, notes, registry=registry, resume=True)
 
 
 async def test_a_lost_reply_rewinds_to_the_last_manifest(config, registry, notes, service):
@@ -426,6 +500,24 @@ async def test_a_policy_of_nothing_but_nan_ends_the_run(config, registry, notes,
     monkeypatch.setattr(fake.FakePolicy, "act", nan)
     with pytest.raises(TrainerError, match="gives NaN actions for fresh episodes too"):
         await run(config(), notes, registry=registry)
+
+
+def test_a_discrete_policy_of_nan_is_noticed_by_its_logprobs(service):
+    service.nan_logprobs = True
+    space = gymnasium.spaces.Discrete(3)
+    actor = Actor(ControlSpaces(gymnasium.spaces.Box(-1, 1, (2,)), space, "choice"), threading.Lock())
+    policy = fake.FakePolicy(service, PolicyRef("r", 0, 7, "fake://7"), 0, True, 3)
+    actions, logprobs = np.zeros(4, np.int64), np.zeros(4, np.float32)
+    with pytest.raises(TrainerError, match=r"policy of step 7 gave a NaN or infinite log-probability"):
+        actor.choose(policy, np.zeros((4, 2), np.float32), np.random.default_rng(0), actions, logprobs)
+
+
+async def test_the_threads_of_the_simulator_may_change_on_resume(config, registry, notes):
+    await run(config(env__threads=1), notes, registry=registry)
+    longer = config(env__threads=2, env__total_steps=8)
+    assert (await run(longer, notes, registry=registry, resume=True)).steps == 8
+    with pytest.raises(ConfigError, match=r"resumable_walk\.horizon was 13, now 14"):
+        await run(config(env__horizon=14, env__total_steps=9), notes, registry=registry, resume=True)
 
 
 async def test_actions_of_a_wrong_shape_are_named(config, registry, notes, monkeypatch):

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 import pytest
-from tinker_atropos.progress import PlainProgress, duration, figures, make_progress, rollout_lines, step_line
+from tinker_atropos.progress import PlainProgress, _Eta, duration, figures, make_progress, rollout_lines, step_line
 from tinker_atropos.terminal import one_line, printable
 from tinker_atropos.trajectory import Trajectory
 
@@ -251,3 +251,10 @@ def test_notices_go_to_stderr_where_that_is_a_file(tmp_path: Any) -> None:
         shown = on_a_terminal(stderr=file.fileno())
     assert (tmp_path / "notices").read_text() == "PanelProgress\nstarting the trainer\n"
     assert "2 / 2" in shown
+
+
+def test_the_time_left_keeps_no_more_steps_than_it_looks_at() -> None:
+    eta = _Eta()
+    for step in range(1, 101):
+        eta.after({"step": step}, 200)
+    assert len(eta._times) == 16

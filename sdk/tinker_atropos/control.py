@@ -17,7 +17,7 @@ all simulations together; a run that ends by `--steps` fills it in, so its train
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -161,6 +161,3 @@ class Resumable(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a snapshot of an environment made with the same configuration."""
         ...
-
-
-Seeds = Sequence[int]

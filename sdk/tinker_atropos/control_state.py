@@ -11,23 +11,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from tinker_atropos.errors import CheckpointError, PluginError
-from tinker_atropos.run_folder import write_atomically
+from tinker_atropos.run_folder import RunFolder, write_atomically
 
 VERSION = 1
 TREE = "tree"
+RESUMED_FROM = 2  # manifests: the newest, or the one before, should that be damaged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlState:
-    """`env_steps` trained on, the next fragment's `ordinal`, and the `lanes`' snapshots; None: episodes begin anew."""
+    """`env_steps` trained on, the next fragment's `ordinal`, and the `lanes`' snapshots.
+
+    `lanes` None: episodes begin anew, and `missing` says why there are none. `broken` simulations were reset for a NaN
+    so far.
+    """
 
     env_steps: int
     ordinal: int
     lanes: Sequence[Mapping[str, Any]] | None
+    missing: str = ""
+    broken: int = 0
 
 
 def state_file(folder: Path, step: int) -> Path:
@@ -42,11 +50,28 @@ def write_state(path: Path, state: ControlState) -> None:
         "version": VERSION,
         "env_steps": state.env_steps,
         "ordinal": state.ordinal,
+        "missing": state.missing,
+        "broken": state.broken,
         "lanes": None if state.lanes is None else _packed(list(state.lanes), arrays, "lanes"),
     }
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **{**arrays, TREE: np.array(json.dumps(tree))})
     write_atomically(path, content.getvalue())
+
+
+def prune_states(folder: RunFolder) -> list[Path]:
+    """Remove the states beside manifests whose checkpoint the trainer has removed; return them.
+
+    Those of the newest two manifests stay, since a resumption begins there. Raises `OSError`.
+    """
+    gone = []
+    for manifest in folder.manifests()[:-RESUMED_FROM]:
+        path = state_file(folder.path, manifest.step)
+        state = urlsplit(manifest.checkpoint.state)
+        if state.scheme == "file" and not Path(unquote(state.path)).exists() and path.exists():
+            path.unlink()
+            gone.append(path)
+    return gone
 
 
 def read_state(path: Path) -> ControlState:
@@ -57,7 +82,8 @@ def read_state(path: Path) -> ControlState:
             if tree["version"] != VERSION:
                 raise ValueError(f"version {tree['version']}, this program reads {VERSION}")
             lanes = None if tree["lanes"] is None else _unpacked(tree["lanes"], arrays)
-            return ControlState(int(tree["env_steps"]), int(tree["ordinal"]), lanes)
+            missing, broken = str(tree.get("missing", "")), int(tree.get("broken", 0))  # older files have neither
+            return ControlState(int(tree["env_steps"]), int(tree["ordinal"]), lanes, missing, broken)
     except Exception as error:  # a damaged archive raises anything
         raise CheckpointError(
             f"{path} can't be read: {type(error).__name__}: {error}; remove it and the manifest beside it to continue "

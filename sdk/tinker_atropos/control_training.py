@@ -16,7 +16,7 @@ from tinker_atropos.attempt import Attempt
 from tinker_atropos.config import Config
 from tinker_atropos.control import ControlBatch, ControlPolicy, ControlSpaces, ControlTrainer, ControlUpdate
 from tinker_atropos.control_metrics import control_metrics
-from tinker_atropos.control_state import ControlState, read_state, state_file, write_state
+from tinker_atropos.control_state import ControlState, prune_states, read_state, state_file, write_state
 from tinker_atropos.errors import TinkerAtroposError
 from tinker_atropos.progress import Progress
 from tinker_atropos.registry import Registry
@@ -137,10 +137,17 @@ class ControlTraining:
         if self.attempt.manifest is not None:
             state = await asyncio.to_thread(read_state, state_file(self.folder.path, self.step))
             if state.lanes is None or not self.exact:
-                why = "schedule=async" if self.plan.schedule != "sync" else "the environment has no snapshot()"
+                why = self._not_kept() or state.missing or "the checkpoint was saved without it"
                 self.progress.say(f"episodes begin anew: their state is not kept ({why})")
         self.env_steps = state.env_steps
+        self.broken.count = self.broken_before = state.broken
         await asyncio.to_thread(collector.open, state.lanes if self.exact else None, state.ordinal)
+
+    def _not_kept(self) -> str:
+        """Return why this run keeps no state of its episodes; empty if it does."""
+        if self.exact:
+            return ""
+        return "schedule=async" if self.plan.schedule != "sync" else "the environment has no snapshot()"
 
     async def _updates(self, trainer: ControlTrainer, collector: ControlCollector, first: ControlUpdate) -> Checkpoint:
         attempt, total = self.attempt, self.plan.total_updates
@@ -273,11 +280,22 @@ class ControlTraining:
 
     async def _save(self, trainer: ControlTrainer, collector: ControlCollector, *, final: bool) -> Checkpoint:
         async def beside() -> None:
-            lanes = await asyncio.to_thread(collector.snapshot) if self.exact else None
-            state = ControlState(self.env_steps, collector.ordinal, lanes)
+            lanes, missing = None, self._not_kept()
+            if not missing:
+                lanes = await asyncio.to_thread(collector.snapshot)
+                if lanes is None:
+                    missing = "a worker process was lost when the checkpoint was saved"
+                    self.progress.say(f"the checkpoint holds no episodes, as {missing}; a --resume begins them anew")
+            state = ControlState(self.env_steps, collector.ordinal, lanes, missing, self.broken.count)
             await asyncio.to_thread(write_state, state_file(self.folder.path, self.step), state)
 
-        return await self.attempt.save(trainer, {"next": collector.ordinal, "open": []}, final=final, beside=beside)
+        cursor = {"next": collector.ordinal, "open": []}
+        checkpoint = await self.attempt.save(trainer, cursor, final=final, beside=beside)
+        try:
+            await asyncio.to_thread(prune_states, self.folder)
+        except OSError as error:  # the disk may fill, but what is saved is saved
+            self.progress.say(f"an old state of the simulations could not be removed: {error}")
+        return checkpoint
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[str], None], text: str) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -157,7 +158,7 @@ class _Eta:
     """Seconds left, by the median-like pace of the steps seen in this process."""
 
     def __init__(self) -> None:
-        self._times: list[float] = []
+        self._times: deque[float] = deque(maxlen=16)
         self._last = time.monotonic()
         self.left: float | None = None
 
@@ -165,7 +166,7 @@ class _Eta:
         now = time.monotonic()
         self._times.append(now - self._last)
         self._last = now
-        recent = sorted(self._times[-16:])
+        recent = sorted(self._times)
         self.left = recent[len(recent) // 2] * max(0.0, total - metrics.get("step", 0))
         return self.left
 

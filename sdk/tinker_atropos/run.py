@@ -125,6 +125,11 @@ async def _state(
             await kept.close()
 
 
+def _sections(config: Config) -> tuple[str, str]:
+    """Return the names of the trainer's and the environment's section."""
+    return normal(config.trainer_spec.name), normal(config.environment_spec.name)
+
+
 def check_folder(config: Config, *, resume: bool) -> None:
     """Raise `ConfigError` if the run's folder can't be made, holds another run, or one of another configuration."""
     RunFolder.check_place(config.folder)
@@ -132,7 +137,7 @@ def check_folder(config: Config, *, resume: bool) -> None:
     if not resume:
         folder.refuse_old()
         return
-    folder.refuse_other(config.as_dict(), normal(config.trainer_spec.name))
+    folder.refuse_other(config.as_dict(), *_sections(config))
     manifest = latest_manifest(folder)
     if manifest is not None and config.env.total_steps < manifest.step:
         raise ConfigError(
@@ -145,7 +150,7 @@ def check_folder(config: Config, *, resume: bool) -> None:
 def _held(folder: RunFolder, config: Config, *, resume: bool) -> Iterator[None]:
     """Make or reopen the folder, and hold it, with its log, until the block ends."""
     if resume:
-        folder.reopen(config.as_dict(), normal(config.trainer_spec.name))
+        folder.reopen(config.as_dict(), *_sections(config))
     else:
         folder.create(config.as_dict())
     try:

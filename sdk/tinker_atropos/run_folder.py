@@ -43,11 +43,14 @@ MAY_CHANGE = {
 MAY_CHANGE_IN_TRAINER = {
     "save_checkpoint_interval",
     "local_threads",
+    "threads",
+    "device",
     "checkpoint_ttl_seconds",
     "base_url",
     "total_env_steps",
     "keep_checkpoints",
 }
+MAY_CHANGE_IN_ENVIRONMENT = {"threads"}  # how many step its simulations, which decides nothing of what they do
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +175,9 @@ class RunFolder:
         self._make_folders()
         write_atomically(self.config_file, write_yaml(dict(config)).encode())
 
-    def reopen(self, config: Mapping[str, Any], trainer: str) -> None:
+    def reopen(self, config: Mapping[str, Any], trainer: str, environment: str) -> None:
         """Hold the folder of a run that is to be continued; raises `ConfigError` if its configuration is another."""
-        self.refuse_other(config, trainer)
+        self.refuse_other(config, trainer, environment)
         self._hold()
         self._make_folders()
         write_atomically(self.config_file, write_yaml(dict(config)).encode())
@@ -196,11 +199,14 @@ class RunFolder:
                 "--name"
             )
 
-    def refuse_other(self, config: Mapping[str, Any], trainer: str) -> None:
-        """Raise `ConfigError` if there is no run here, or one of another configuration."""
+    def refuse_other(self, config: Mapping[str, Any], trainer: str, environment: str) -> None:
+        """Raise `ConfigError` if there is no run here, or one of another configuration.
+
+        `trainer` and `environment` are the sections of these plugins.
+        """
         if not self.exists():
             raise ConfigError(f"--resume: there is no run in {str(self.path)!r}{self._others()}")
-        changed = list(_differences(read_yaml(self.config_file), config, trainer))
+        changed = list(_differences(read_yaml(self.config_file), config, trainer, environment))
         if changed:
             raise ConfigError(
                 f"--resume: the run in {str(self.path)!r} has another configuration: {'; '.join(changed)}. "
@@ -347,8 +353,9 @@ def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
     return "".join(json.dumps(dict(row)) + "\n" for row in rows).encode()
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], trainer: str) -> Iterable[str]:
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], trainer: str, environment: str) -> Iterable[str]:
     free = MAY_CHANGE | {f"{trainer}.{key}" for key in MAY_CHANGE_IN_TRAINER}
+    free |= {f"{environment}.{key}" for key in MAY_CHANGE_IN_ENVIRONMENT}
     for section in sorted({*old, *new}):
         before, after = old.get(section) or {}, new.get(section) or {}
         if not isinstance(before, Mapping):

@@ -106,6 +106,8 @@ def cli() -> None:
       tinker-atropos run --env gsm8k --trainer tinker
     On this machine, with neither an account nor a network:
       tinker-atropos run --env gsm8k --trainer tinker --local --set env.dataset=arithmetic
+    A simulated body, on this machine too:
+      tinker-atropos run --env humanoid --trainer torch-ppo --env-steps 1000000
     """
 
 

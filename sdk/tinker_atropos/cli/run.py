@@ -104,7 +104,9 @@ def _hint(typed: list[str]) -> str:
 @_option("--num-envs", type=int, help="Control: how many simulations.")
 @_option("--group-size", type=int, help="Episodes per task.")
 @_option("--batch-size", type=int, help="Trajectories per step, a multiple of the group size.")
-@_option("--learning-rate", type=float, help="Default: by model size.")
+@_option(
+    "--learning-rate", type=float, help="Default: by model size; for control as the trainer and the environment say."
+)
 @_option("--lora-rank", type=int, help="Rank of the LoRA adapter.")
 @_option("--seed", type=int, help="Seed of tasks, sampling and initial weights.")
 @_option("--state", help="Where groups wait: memory, or redis://host:port/0.  [default: memory]")

@@ -39,7 +39,7 @@ def check_control(make: Callable[[int], Any], *, name: str = "it", steps: int = 
     Drives it for `steps` steps, longer than an episode if its end is to be seen. Checks: a stated autoreset mode that
     the rollout can drive; observations of the space, in shape and bounds; finite rewards, `bool` ends; the final
     observation of each episode that ended; that a seed decides everything, also in another instance and beside one;
-    with DISABLED that a partial reset is one; where it has `snapshot()` and `restore()`, that it goes on exactly, also
+    that a partial reset is one; where it has `snapshot()` and `restore()`, that it goes on exactly, also
     from a file; that `close()` works.
     """
     environment, other = make(SIMULATIONS), make(SIMULATIONS)
@@ -52,8 +52,7 @@ def check_control(make: Callable[[int], Any], *, name: str = "it", steps: int = 
         second = _Player(other, name)
         _same(alone, second.play(seed, steps), NOT_REPRODUCIBLE)
         _same(alone, player.play(seed, steps, beside=second), SHARED_STATE)
-        if autoreset_mode(environment, name) == "DISABLED":
-            player.check_mask(seed)
+        player.check_mask(seed)
         if is_resumable(environment):
             _check_resume(player, second, seed, min(steps, 50))
     except ContractViolated:

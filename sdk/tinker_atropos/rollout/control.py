@@ -19,12 +19,11 @@ from typing import Any
 from tinker_atropos.control import ControlPolicy, Fragment
 from tinker_atropos.errors import RunError
 from tinker_atropos.rollout.fragments import Lane
-from tinker_atropos.rollout.shards import ShardLost
+from tinker_atropos.rollout.shards import CLOSE_SECONDS, ShardLost
 
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5
-CLOSE_SECONDS = 10.0
 STARTING_SECONDS = 0.01  # between two looks at a shard that is coming back
 
 
@@ -94,8 +93,8 @@ class ControlCollector:
                 lane.finish_reset()
             except ShardLost as error:
                 raise RunError(
-                    f"{error}, before its first step; what it wrote to stderr says why (a script that starts worker "
-                    "processes needs `if __name__ == '__main__':`). rollout.workers=thread does without them"
+                    f"{error}, before its first step. {_advice(error)}. rollout.workers=thread does without worker "
+                    "processes"
                 ) from error
             if states is not None:
                 lane.restore(states[place])
@@ -130,21 +129,34 @@ class ControlCollector:
             counts, self._counts = self._counts, Counts(Counter())
         return counts
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        """Return the state of every lane. Only while the thread waits for a policy: between two updates of `sync`."""
+    def snapshot(self) -> list[dict[str, Any]] | None:
+        """Return the state of every lane, None where a worker is found lost; it is replaced. Blocking.
+
+        Only while the thread waits for a policy: between two updates of `sync`.
+        """
         with self._changed:
             assert not any(lane.filling or lane.starting for lane in self._lanes), "a snapshot is taken between updates"
-            return [lane.snapshot() for lane in self._lanes]
+            states = []
+            for lane in self._lanes:
+                try:
+                    states.append(lane.snapshot())
+                except ShardLost as error:
+                    self._lost(lane, error)
+            return states if len(states) == len(self._lanes) else None
 
     def close(self) -> None:
         """Stop and free the simulations. Blocking."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        # A step of this process is waited for; a worker process that hangs is ended, which ends the wait for it.
         thread = self._thread
         if thread is not None:
-            thread.join(timeout=1.0)
+            # Ending a worker process ends the wait for it. A step of this process can't be ended, only waited for.
+            ends = all(lane.shard.close_ends_wait for lane in self._lanes)
+            thread.join(timeout=1.0 if ends else CLOSE_SECONDS)
+            if thread.is_alive() and not ends:
+                self._say(f"a step did not end within {CLOSE_SECONDS:g} s; its simulations are left open")
+                return
         for lane in self._lanes:
             with suppress(Exception):
                 lane.shard.close()
@@ -250,6 +262,7 @@ class ControlCollector:
 
     def _lost(self, lane: Lane, error: ShardLost) -> None:
         """Hand on what a lost shard had done, and start it again; what is missing of its fragment is collected then."""
+        cut = "its fragment is cut off there" if lane.filling else "its episodes are cut off there"
         if lane.filling:
             lane.owed = lane.steps - lane.t
             if lane.t:
@@ -265,7 +278,7 @@ class ControlCollector:
                 f"{error}, {lane.restarts_in_a_row} times without a whole fragment between; try "
                 "rollout.workers=thread to see why, then continue with --resume"
             ) from error
-        self._say(f"{error}; its fragment is cut off there, and it is started again")
+        self._say(f"{error}; {cut}, and it is started again")
         lane.shard.restart()
         lane.reset(self._seed, self._first_update)
 
@@ -273,3 +286,9 @@ class ControlCollector:
         assert self._loop is not None, "publish comes first"
         with suppress(RuntimeError):  # the loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(self._arrived.set)
+
+
+def _advice(error: ShardLost) -> str:
+    if error.late:
+        return "An environment that takes that long needs a longer rollout.step_timeout; one that hangs must be mended"
+    return "What it wrote to stderr says why (a script that starts worker processes needs `if __name__ == '__main__':`)"

@@ -74,6 +74,11 @@ class Actor:
             actions[...] = acted.actions
             logprobs[...] = acted.logprobs
         if self.discrete:
+            if not np.isfinite(logprobs).all():  # of NaN logits, which an action can't show
+                raise TrainerError(
+                    f"the policy of step {policy.ref.step} gave a NaN or infinite log-probability; lower the learning "
+                    "rate, then continue from the last checkpoint with --resume"
+                )
             if ((actions < 0) | (actions >= self._n)).any():
                 raise TrainerError(
                     f"the policy of step {policy.ref.step} gave the actions {actions.tolist()}; expected 0 to "
@@ -107,7 +112,7 @@ class Broken:
         if self.count > self._most:
             raise RunError(
                 f"{said}; these are {self.count}, more than rollout.max_broken_episodes={self._most}. Look for the "
-                "cause in the environment, or lower the learning rate; then continue with --resume"
+                "cause in the environment, lower the learning rate, or allow more; then continue with --resume"
             )
         if self.count <= 8 or self.count & (self.count - 1) == 0:
             self._say(f"{said}: reset, its episode is cut off there ({self.count} so far)")

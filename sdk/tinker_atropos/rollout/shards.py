@@ -20,18 +20,24 @@ from tinker_atropos.rollout.simulations import Shape, ShardArrays, Simulations
 Workers = Literal["process", "thread", "inline"]
 Make = Callable[[], Any]
 
-
 ANSWER_SECONDS = 120.0
+START_SECONDS = 120.0  # at least: a worker process imports and makes its simulations before its first answer
+CLOSE_SECONDS = 30.0  # for a step that is under way
 
 
 class ShardLost(TransientError):
-    """A worker process ended, or was ended because it hung; its simulations are gone, and it can be restarted."""
+    """A worker process ended, or was ended because it was `late`; its simulations are gone, and it can be restarted."""
+
+    def __init__(self, message: str, *, late: bool = False) -> None:
+        super().__init__(message)
+        self.late = late
 
 
 class Shard(Protocol):
     """Simulations, wherever they run. Used by one thread; one request at a time."""
 
     arrays: ShardArrays
+    close_ends_wait: bool  # whether `close` may be called, and ends it, while another thread waits in `finish`
 
     def start(self, method: str, *values: Any) -> None:
         """Begin a method of `Simulations`."""
@@ -50,7 +56,7 @@ class Shard(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop and free the simulations; a `finish` that another thread waits in ends."""
+        """Stop and free the simulations."""
         ...
 
 
@@ -59,7 +65,8 @@ def open_shard(
 ) -> Shard:
     """Return a shard made by `make`; raises `DataError` with the cause if that can't be done.
 
-    A worker process that does not answer a request within `answer_seconds` is ended and counts as lost.
+    A worker process that does not answer a request within `answer_seconds` is ended and counts as lost; its first
+    answer, for which it starts and makes the simulations, may take `START_SECONDS` if that is longer.
     """
     if workers == "process":
         return ProcessShard(make, name, shape, answer_seconds)
@@ -78,6 +85,8 @@ def made(make: Make, name: str) -> Any:
 
 class InlineShard:
     """Steps when it is waited for."""
+
+    close_ends_wait = False
 
     def __init__(self, make: Make, name: str, shape: Shape) -> None:
         self.arrays = ShardArrays.made(shape)
@@ -104,6 +113,8 @@ class InlineShard:
 class ThreadShard:
     """Steps in a thread of its own: simulators that let go of the interpreter's lock overlap with inference."""
 
+    close_ends_wait = False
+
     def __init__(self, make: Make, name: str, shape: Shape) -> None:
         self.arrays = ShardArrays.made(shape)
         self._simulations = Simulations(made(make, name), name, self.arrays)
@@ -129,7 +140,7 @@ class ThreadShard:
 
     def close(self) -> None:
         self._asked.put(None)
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=CLOSE_SECONDS)
         if not self._thread.is_alive():  # else it hangs in the simulator, which can't be closed under it
             self._simulations.close()
 
@@ -144,6 +155,8 @@ class ThreadShard:
 class ProcessShard:
     """Steps in a worker process; arrays are shared memory, requests and answers go through a pipe."""
 
+    close_ends_wait = True
+
     def __init__(self, make: Make, name: str, shape: Shape, answer_seconds: float) -> None:
         import multiprocessing
 
@@ -151,10 +164,14 @@ class ProcessShard:
         self._name, self._shape, self._answer_seconds = name, shape, answer_seconds
         self._payload = payload_of(make)
         self._memory, self.arrays = shared(self._context, shape)
+        self._process: Any
+        self._pipe: Any
+        self._answered: bool
         self._begin()
 
     def start(self, method: str, *values: Any) -> None:
-        self._method, self._due = method, time.monotonic() + self._answer_seconds
+        self._allowed = self._answer_seconds if self._answered else max(self._answer_seconds, START_SECONDS)
+        self._method, self._due = method, time.monotonic() + self._allowed
         try:
             self._pipe.send((method, values))
         except OSError:
@@ -172,10 +189,10 @@ class ProcessShard:
                 self._process.kill()  # it may not listen to anything gentler
                 self._process.join(timeout=5.0)
                 raise ShardLost(
-                    f"a worker process of environment {self._name!r} did not answer {self._method}() for "
-                    f"{self._answer_seconds:g} s (rollout.step_timeout) and was ended"
+                    f"a worker process of environment {self._name!r} {self._late()} and was ended", late=True
                 )
             result, error = self._pipe.recv()
+            self._answered = True
         except (EOFError, OSError):
             self._process.join(timeout=5.0)
             raise ShardLost(
@@ -192,7 +209,16 @@ class ProcessShard:
     def close(self) -> None:
         self._end()
 
+    def _late(self) -> str:
+        if self._answered:
+            return f"did not answer {self._method}() for {self._allowed:g} s (rollout.step_timeout)"
+        return (
+            f"did not start, make its simulations and reset them within {self._allowed:g} s (the longer of "
+            f"{START_SECONDS:g} s and rollout.step_timeout)"
+        )
+
     def _begin(self) -> None:
+        self._answered = False
         self._pipe, theirs = self._context.Pipe()
         self._process = self._context.Process(
             target=serve, args=(self._payload, self._name, self._shape, self._memory, theirs), daemon=True

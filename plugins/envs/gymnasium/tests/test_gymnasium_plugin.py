@@ -18,6 +18,7 @@ from tinker_atropos.testing import check_environment
 from tinker_atropos_gymnasium import environment_spec
 from tinker_atropos_gymnasium.config import GymnasiumConfig
 from tinker_atropos_gymnasium.environment import make
+from tinker_atropos_gymnasium.guard import Guard
 from tinker_atropos_gymnasium.registered import missing_extra
 
 fast = pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="needs mujoco")
@@ -117,10 +118,32 @@ def test_it_keeps_the_contract(id: str, vectorization: str | None) -> None:
     check_environment(replace(spec, make=lambda config: make(config.model_copy(update=settings))))
 
 
+class OneSimulation(gymnasium.Env[Any, Any]):
+    """A vector environment of one, with all that the plugin lays around it, seen as a plain environment."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self, id: str) -> None:
+        self.vector: Any = made(id=id, num_envs=1, autoreset="disabled")
+        self.observation_space = self.vector.single_observation_space
+        self.action_space = self.vector.single_action_space
+        self.spec = gymnasium.spec(id)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)  # the checker looks at the base class's generator
+        observations, infos = self.vector.reset(seed=seed, options=options)
+        return observations[0], infos
+
+    def step(self, action: Any) -> Any:
+        observations, rewards, terminated, truncated, infos = self.vector.step(np.asarray(action)[None])
+        return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), infos
+
+
 @pytest.mark.parametrize("id", ["CartPole-v1", "MountainCarContinuous-v0"])
-def test_gymnasiums_own_checker_passes_each_simulation(id: str) -> None:
-    env: Any = made(id=id, num_envs=1, autoreset="disabled")
-    check_env(env.env.envs[0].unwrapped, skip_render_check=True)
+def test_gymnasiums_own_checker_passes_what_the_guard_hands_on(id: str) -> None:
+    env = OneSimulation(id)
+    assert isinstance(env.vector, Guard)
+    check_env(env, skip_render_check=True)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ class GymnasiumConfig(EnvironmentConfig):
     autoreset: Autoreset = Field(
         "same_step",
         description="same_step: the step that ends an episode returns the next one's first observation, the last one "
-        "is in `final_obs`; next_step: the step after does; disabled: the caller resets",
+        "is in `final_obs`; disabled: the caller resets; next_step, which a run refuses: the step after the end "
+        "returns it, and takes no action",
     )
     render_mode: RenderMode | None = Field(
         None,

@@ -6,15 +6,18 @@ import importlib.util
 import inspect
 import json
 import warnings
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
-from tinker_atropos.config import validate
+from tinker_atropos import TrainerConfig, TrainerSpec
+from tinker_atropos.config import load, validate
 from tinker_atropos.errors import ConfigError, PluginError, RunError
+from tinker_atropos.registry import Registry
 from tinker_atropos.testing import check_environment
 from tinker_atropos_humanoid import environment_spec
 from tinker_atropos_humanoid.config import HumanoidConfig, make
@@ -49,6 +52,37 @@ def test_gymnasiums_own_checker_passes(id: str) -> None:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*Box observation space m.*imum value is .*infinity")
         check_env(OneSimulation(make_locomotion(id, num_envs=1, autoreset="disabled")), skip_render_check=True)
+
+
+def test_without_a_file_torch_ppo_is_configured_as_in_configs_humanoid() -> None:
+    pytest.importorskip("tinker_atropos_torch_ppo")
+    root = Path(__file__).parents[4]
+    named = [("run.env", "humanoid", "--env"), ("run.trainer", "torch_ppo", "--trainer")]
+    length = ("trainer.total_env_steps", 1_000_000, "--env-steps")
+    plain, tuned = load(None, [*named, length]), load(root / "configs" / "humanoid.yaml")
+    assert plain.trainer == tuned.trainer
+    assert plain.environment == tuned.environment
+    assert plain.origins["torch_ppo.epochs"] == "suits humanoid"
+    assert "torch_ppo.log_std_init" not in plain.unused
+    mine = load(None, [*named, length, ("torch_ppo.epochs", 10, "--set")])
+    assert (mine.trainer.epochs, mine.trainer.minibatches) == (10, 8)
+
+
+def test_its_settings_of_torch_ppo_harm_no_other_trainer() -> None:
+    class OtherConfig(TrainerConfig):
+        steps_per_update: int = 8
+        schedule: Literal["sync", "async"] = "sync"
+        total_env_steps: int | None = None
+
+    def nothing(*_: Any) -> Any:
+        raise NotImplementedError
+
+    registry = Registry(points=[])
+    registry.add("env", environment_spec())
+    registry.add("trainer", TrainerSpec("other", nothing, nothing, kinds=frozenset({"control"}), config=OtherConfig))
+    given = {"run.env": "humanoid", "run.trainer": "other", "env.total_steps": 3}
+    config = load(None, [(path, value, path) for path, value in given.items()], registry=registry)
+    assert config.trainer == OtherConfig(total_env_steps=3 * 8 * 16)
 
 
 def test_it_keeps_the_contract() -> None:

@@ -245,6 +245,30 @@ async def test_an_update_ends_early_above_the_target_kl(trainer, run_spec, space
     assert metrics["kl"] > 1e-9
 
 
+async def test_rpos_shift_of_the_mean_is_no_kl(trainer, run_spec, continuous_spaces, made_up):
+    """The policy hardly moves at this rate: what is measured with the shift would be of the order of 0.1."""
+    mine = trainer(target_kl=0.02, rpo_alpha=0.5, learning_rate=1e-5)
+    (metrics,), _ = await learn(mine, await mine.start(run_spec(), continuous_spaces, None), made_up, 1)
+    assert metrics["epochs"] == 3
+    assert abs(metrics["kl"]) < 1e-3
+    assert metrics["clip_fraction"] == 0
+
+
+@pytest.mark.parametrize(("anneal", "total", "said"), [(True, 2000, True), (True, 1000, False), (False, 2000, False)])
+async def test_an_annealed_rate_that_jumps_up_in_a_longer_run_is_said(
+    trainer, run_spec, spaces, made_up, anneal, total, said
+):
+    mine = trainer(anneal=anneal, learning_rate=0.01)
+    await learn(mine, await mine.start(run_spec(), spaces, None), made_up, 2)
+    kept = await mine.save("two")
+    heard: list[str] = []
+    await trainer(anneal=anneal, learning_rate=0.01, total_env_steps=total).start(
+        run_spec(say=heard.append), spaces, kept
+    )
+    assert any("total_env_steps was 1,000 and is 2,000" in text and "jumps" in text for text in heard) == said
+    assert not any("may differ in the last digits" in text for text in heard)
+
+
 async def test_the_learning_rate_falls_with_the_environment_steps(trainer, run_spec, spaces, made_up):
     mine = trainer(learning_rate=0.01, total_env_steps=224)
     curve, _ = await learn(mine, await mine.start(run_spec(), spaces, None), made_up, 3)

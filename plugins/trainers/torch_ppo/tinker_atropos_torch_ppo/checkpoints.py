@@ -26,8 +26,14 @@ def save(learner: Learner, name: str, folder: Path) -> Checkpoint:
     if not name or name.startswith(".") or Path(name).name != name:
         raise CheckpointError(f"checkpoint name {name!r} can't be a folder's; use letters, digits, '-' and '_'")
     buffer = io.BytesIO()
-    content = {"version": VERSION, "fits": fits(learner.shape, learner.config), "place": _place(learner)}
-    torch.save({**content, "learner": learner.state()}, buffer)
+    content = {
+        "version": VERSION,
+        "fits": fits(learner.shape, learner.config),
+        "place": _place(learner),
+        "total_env_steps": learner.config.total_env_steps,
+        "learner": learner.state(),
+    }
+    torch.save(content, buffer)
     part = folder / f".{name}{PARTIAL}"
     try:
         sweep(folder)
@@ -48,10 +54,10 @@ def save(learner: Learner, name: str, folder: Path) -> Checkpoint:
     return Checkpoint(name, learner.step, (place / STATE_FILE).as_uri(), (place / POLICY_FILE).as_uri())
 
 
-def load(learner: Learner, checkpoint: Checkpoint) -> str | None:
+def load(learner: Learner, checkpoint: Checkpoint) -> list[str]:
     """Put a checkpoint's state into a learner; `CheckpointError` if it is missing, damaged or of another task.
 
-    Return what may change the last bits of what follows, None if nothing does.
+    Return what makes the run go on otherwise than it would have without a break, as lines to say.
     """
     path = local_path(checkpoint.state)
     try:
@@ -79,8 +85,26 @@ def load(learner: Learner, checkpoint: Checkpoint) -> str | None:
             f"checkpoint {checkpoint.state} holds step {learner.step}, its manifest says {checkpoint.step}; resume "
             "from another"
         )
-    now = _place(learner)
-    return None if place == now else f"the checkpoint was made with {place}, now it is {now}"
+    now, said = _place(learner), []
+    if place != now:
+        said.append(
+            f"the checkpoint was made with {place}, now it is {now}: the curve may differ in the last digits from one "
+            "without a break"
+        )
+    return said + _other_length(learner, content.get("total_env_steps"))  # older ones don't have it
+
+
+def _other_length(learner: Learner, before: int | None) -> list[str]:
+    """Return a line on the jump of an annealed learning rate where the run's length changed."""
+    config, done = learner.config, learner.env_steps
+    now = config.total_env_steps
+    if not config.anneal or before is None or now is None or before == now:
+        return []
+    old, new = (config.learning_rate * max(0.0, 1 - done / total) for total in (before, now))
+    return [
+        f"total_env_steps was {before:,} and is {now:,}, so the annealed learning rate jumps from {old:.2g} to "
+        f"{new:.2g} here: the curve is not that of one run of this length"
+    ]
 
 
 def fits(shape: Shape, config: TorchPPOConfig) -> dict[str, Any]:

@@ -202,7 +202,10 @@ class Learner:
     def _step(self, batch: Steps) -> Tensor:
         """Take one optimiser step; return `float32[len(METRICS)]`."""
         config = self.config
-        logprobs, entropies = self.model.evaluate(batch.observations, batch.actions, self._shift(batch.actions))
+        shift = self._shift(batch.actions)
+        logprobs, entropies = self.model.evaluate(batch.observations, batch.actions, shift)
+        with torch.no_grad():  # how far the policy itself went, which RPO's random shift of its mean would drown
+            unshifted = logprobs if shift is None else self.model.evaluate(batch.observations, batch.actions)[0]
         values = self.model.values(batch.observations)
         advantages = normalized(batch.advantages)
         policy_loss = clipped_policy_loss(logprobs, batch.logprobs, advantages, config.clip_range)
@@ -216,7 +219,7 @@ class Learner:
         self._refuse_broken(float(loss.detach()), float(norm))
         self.optimizer.step()
         with torch.no_grad():
-            log_ratio = logprobs - batch.logprobs
+            log_ratio = unshifted - batch.logprobs
             ratio = log_ratio.exp()
             kl = (ratio - 1 - log_ratio).mean()  # Schulman 2020, "Approximating KL Divergence", k3
             clipped = ((ratio - 1).abs() > config.clip_range).float().mean()

@@ -57,16 +57,16 @@ class TorchPPOTrainer:
         self._now = None
         shape = read_spaces(spaces)
 
-        def make() -> tuple[Learner, str | None]:
+        def make() -> tuple[Learner, list[str]]:
             torch.set_num_threads(self.config.threads)
             learner = Learner(shape, self.config, spec.seed, choose_device(self.config.device))
-            return learner, None if resume is None else checkpoints.load(learner, resume)
+            return learner, [] if resume is None else checkpoints.load(learner, resume)
 
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch_ppo")
         learner, changed = await self._work(make)
-        if changed is not None:
-            spec.say(f"{changed}: the curve may differ in the last digits from one without a break")
+        for line in changed:
+            spec.say(line)
         self._now = _Running(spec, learner, {} if resume is None else {resume.step: resume})
         about = {"threads": float(self.config.threads)}
         return await self._work(lambda: _published(spec, learner, about))
