@@ -27,7 +27,7 @@ class Survivor(MemoryState[StoredItem]):
     fails = ""
 
     async def commit(self, consumed: Any, fence: int) -> None:
-        if self.fails == "commit":
+        if self.fails == "commit" and consumed:
             raise ConnectionError("died here")
         await super().commit(consumed, fence)
 
@@ -109,6 +109,57 @@ async def test_groups_leased_but_not_given_out_keep_their_place(reopen: Any, ope
     async with open_api(await reopen()) as api:
         await api.register(4)
         assert [await api.batch() for _ in range(2)] == [[2, 3], [1, 4]]
+
+
+@pytest.mark.parametrize("call", ["register", "reset", "fence", "fence again"])
+async def test_an_api_that_ends_while_a_trainer_takes_over_comes_up_again(
+    open_api: Any, make_group: Make, call: str
+) -> None:
+    class Ends(Survivor):
+        ends = False
+
+        async def fence(self) -> int:
+            epoch = await super().fence()
+            if self.ends:
+                raise ConnectionError("died here")
+            return epoch
+
+    state = Ends(100)
+    async with open_api(state) as api:
+        await begin(api, make_group, 2)
+        assert await api.batch() == [1, 2]
+        if call == "fence again":
+            await api.post("/tinker-atropos/fence", {})
+        state.ends = True
+        if call == "register":
+            with pytest.raises(AssertionError):
+                await api.register(4)
+        elif call == "reset":
+            assert (await api.call("GET", "/reset_data"))[0] != 200
+        else:
+            assert (await api.call("POST", "/tinker-atropos/fence", {}))[0] != 200
+    state.ends = False
+    async with open_api(state) as api:
+        if call == "fence again":
+            assert (await api.call("GET", "/batch"))[0] == 409
+            await api.register(4)
+        assert await api.batch() == [1, 2]
+
+
+async def test_of_two_apis_over_one_run_the_older_answers_no_more(reopen: Any, open_api: Any, make_group: Make) -> None:
+    async with open_api(await reopen()) as older:
+        await begin(older, make_group, 4)
+        assert await older.batch() == [1, 2]
+        async with open_api(await reopen()) as newer:
+            assert await newer.batch() == [1, 2]
+            for _ in range(2):
+                assert (await older.call("GET", "/batch"))[0] == 409
+            older.clock.now += 2
+            assert (await older.call("POST", "/scored_data", make_group(9)))[0] == 409
+            with pytest.raises(AssertionError, match="another API"):
+                await older.register(4)
+            assert await newer.batch() == [3, 4]
+            assert await newer.batch() is None
 
 
 # Against processes that are killed.

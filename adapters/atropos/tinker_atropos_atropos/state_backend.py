@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -29,6 +30,8 @@ PATIENCE = 120.0
 BLOCKED = 64
 """Posts that may wait for room with their bodies read: what is posted again must not wait behind what is new."""
 DOUBTFUL = 1000
+CHECK_SECONDS = 1.0
+"""Seconds after which a post asks again whether another API has taken over the same run."""
 NOTE = "atropos"
 TOO_LARGE = "larger than the batch"
 
@@ -83,6 +86,8 @@ class StateBackend:
         self._latest: StoredItem | None = None
         self._heard: dict[int, float] = {}
         self._last_lease: tuple[str, list[Leased[StoredItem]]] | None = None
+        self._over = False  # another API has taken over the run
+        self._checked = -math.inf
         self.counts: Counter[str] = Counter()
 
     async def start(self) -> None:
@@ -91,11 +96,19 @@ class StateBackend:
         if saved is not None:
             self._notes = msgspec.json.decode(saved, type=Notes)
             self._roster.restore(self._notes.registration, self._notes.environments)
-        if self._notes.epoch and not self._notes.remote:
-            if self._notes.committing:
-                await self._state.commit(self._notes.committing, self._notes.epoch)
-                self._notes.committing = []
+        if self._notes.remote:
+            try:
+                await self._state.commit([], self._notes.epoch)
+            except FencedOut:  # an earlier process ended between a new epoch and its note: nobody holds that epoch
+                self._notes.epoch = await self._state.fence()
+                await self._save()
+        else:
+            # Always a new epoch, so that no other API of the same run gives out the same groups.
+            self._notes.epoch = await self._state.fence()
+            await self._state.commit(self._notes.committing, self._notes.epoch)
+            self._notes.committing = []
             await self._state.rewind(self._notes.epoch)
+            await self._save()
         await self._look()
         now = self._clock()
         self._heard = {environment.number: now for environment in self._roster.environments}
@@ -207,6 +220,8 @@ class StateBackend:
         """Take groups; each is in the State before its answer is given."""
         for item in prepared:
             self._check(item)
+        if self._over or self._clock() - self._checked > CHECK_SECONDS:
+            await self._check_epoch()
         deadline = self._clock() + wait
         return [await self._put(item, deadline) for item in prepared]
 
@@ -309,6 +324,7 @@ class StateBackend:
             raise FencedOut(
                 f"a trainer of epoch {self._notes.epoch} leases from this API; POST /register to take its place"
             )
+        await self._check_epoch()
         if not self._notes.started:
             self._notes.started = True
             await self._save()
@@ -368,6 +384,7 @@ class StateBackend:
         if not given:
             return
         ids = [item.id for delivery in given for item in delivery.items]
+        await self._check_epoch()
         # Written first: a process that dies in between finishes the commit when it starts again.
         after = msgspec.structs.replace(self._notes, step=self._notes.step + len(given), committing=ids)
         await self._state.set_note(NOTE, msgspec.json.encode(after))
@@ -514,12 +531,13 @@ class StateBackend:
         """Begin an epoch. Batches on their way or not acknowledged are no longer anybody's."""
         # A trainer that leases and follows another of its kind commits what its checkpoint lists before it rewinds.
         leaves_to_trainer = remote and self._notes.remote
+        await self._check_epoch()
         self._notes.epoch = await self._state.fence()
-        self._notes.remote = remote
         self._outstanding = []
         self._last_lease = None
         if not leaves_to_trainer:
             await self._rewind(self._notes.epoch)
+        self._notes.remote = remote
 
     async def _rewind(self, fence: int) -> list[StoredItem]:
         items = await self._state.rewind(fence)
@@ -552,7 +570,22 @@ class StateBackend:
         if self._fenced_out(fence):
             raise FencedOut(f"the trainer's epoch {fence} is over: epoch {self._notes.epoch} has taken its place")
 
+    async def _check_epoch(self) -> None:
+        """Raise `FencedOut` for ever once another API has begun an epoch of its own over the same run."""
+        if not self._over:
+            try:
+                await self._state.commit([], self._notes.epoch)
+            except FencedOut:
+                self._over = True
+                log.error("another API has taken over this run; this one answers no more")
+            self._checked = self._clock()
+        if self._over:
+            raise FencedOut(
+                "another API has taken over this run's state; use that one, and give this one another --run name"
+            )
+
     async def _save(self) -> None:
+        await self._check_epoch()
         self._notes.environments = self._roster.environments
         await self._state.set_note(NOTE, msgspec.json.encode(self._notes))
 
