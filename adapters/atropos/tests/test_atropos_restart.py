@@ -15,8 +15,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from tinker_atropos.state import MemoryState, State, StoredItem, open_state
+from tinker_atropos_atropos.posted import decode_group
+from tinker_atropos_atropos.stored import json_of
 
 Make = Callable[..., dict[str, Any]]
 
@@ -160,6 +163,35 @@ async def test_of_two_apis_over_one_run_the_older_answers_no_more(reopen: Any, o
                 await older.register(4)
             assert await newer.batch() == [3, 4]
             assert await newer.batch() is None
+
+
+async def test_a_lease_whose_answer_never_left_is_given_again(reopen: Any, open_api: Any, make_group: Make) -> None:
+    async with open_api(await reopen()) as api:
+        for first in (1, 2, 3, 4):
+            await api.post("/scored_data", make_group(first))
+        fence = (await api.post("/tinker-atropos/fence", {}))["fence"]
+        lease = api.backend._state.lease
+
+        async def leases_and_dies(*arguments: Any, **settings: Any) -> None:
+            await lease(*arguments, **settings)
+            raise ConnectionError("died here")
+
+        api.backend._state.lease = leases_and_dies
+        asked = {"n": 3, "fence": fence, "key": "k", "wait": 5}
+        assert (await api.call("POST", "/tinker-atropos/lease", asked))[0] != 200
+        api.backend._state.lease = lease
+    async with open_api(await reopen()) as api:
+        for _ in range(2):
+            async with api.session.post(api.url + "/tinker-atropos/lease", json=asked) as answer:
+                assert answer.status == 200
+                items = msgspec.msgpack.decode(await answer.read())
+            found = [json_of(StoredItem(id, kind, body, meta)) for id, kind, meta, body in items]
+            assert [decode_group(body).tokens[0][0] for body in found] == [1, 2, 3]
+        more = {"n": 1, "fence": fence, "key": "l", "wait": 5}
+        async with api.session.post(api.url + "/tinker-atropos/lease", json=more) as answer:
+            assert len(msgspec.msgpack.decode(await answer.read())) == 1
+        await api.post("/tinker-atropos/rewind", {"fence": fence})
+        assert (await api.get("/tinker-atropos/status"))["waiting_sequences"] == 8
 
 
 # Against processes that are killed.

@@ -30,6 +30,7 @@ PATIENCE = 120.0
 BLOCKED = 64
 """Posts that may wait for room with their bodies read: what is posted again must not wait behind what is new."""
 DOUBTFUL = 1000
+LEASE_SECONDS = 10.0
 CHECK_SECONDS = 1.0
 """Seconds after which a post asks again whether another API has taken over the same run."""
 NOTE = "atropos"
@@ -40,7 +41,10 @@ WAIT_FOR_TRAINER = {"status": "wait for trainer to start"}
 
 
 class Notes(msgspec.Struct):
-    """What must outlive a process, beside the groups. `committing`: a commit that may not have happened yet."""
+    """What must outlive a process, beside the groups. `committing`: a commit that may not have happened yet.
+
+    `leasing` is the key of a remote trainer's newest lease: its answer may not have arrived.
+    """
 
     registration: Registration | None = None
     environments: list[Environment] = []
@@ -50,6 +54,7 @@ class Notes(msgspec.Struct):
     started: bool = False
     generation: int = 0
     committing: list[str] = []
+    leasing: str = ""
 
 
 class StateBackend:
@@ -432,14 +437,26 @@ class StateBackend:
                     lambda: len(self._line) >= n or self._fenced_out(fence) or self._leased_before(key)
                 )
         except TimeoutError:
+            if await self._state.size() > len(self._line):
+                await self._look()
             return []
         async with self._lock:
             self._check_fence(fence)
-            if self._last_lease is not None and self._leased_before(key):
+            if self._last_lease is not None and self._last_lease[0] == key:
                 return self._last_lease[1]
-            if len(self._line) < n:
+            if len(self._line) < n and not self._leased_before(key):
                 return []
-            leased = await self._state.lease(n, fence)
+            if key != self._notes.leasing:
+                # Written first: a process that dies in between gives the same groups when it is asked again.
+                self._notes.leasing = key
+                await self._save()
+            try:
+                # As many wait, or the State holds them for this key: only a discard in between makes it wait.
+                async with asyncio.timeout(LEASE_SECONDS):
+                    leased = await self._state.lease(n, fence, token=key)
+            except TimeoutError:
+                self._forget_lease()
+                return []
             for entry in leased:
                 self._arrive(entry.item)
                 group = self._line.remove(entry.item.id)
@@ -455,7 +472,7 @@ class StateBackend:
             for id in consumed:
                 self._remote.pop(id, None)
                 self._line.remove(id)
-            self._last_lease = None
+            self._forget_lease()
             self.counts["committed"] += len(consumed)
         await self._tell()
 
@@ -534,12 +551,13 @@ class StateBackend:
         await self._check_epoch()
         self._notes.epoch = await self._state.fence()
         self._outstanding = []
-        self._last_lease = None
+        self._forget_lease()
         if not leaves_to_trainer:
             await self._rewind(self._notes.epoch)
         self._notes.remote = remote
 
     async def _rewind(self, fence: int) -> list[StoredItem]:
+        self._forget_lease()
         items = await self._state.rewind(fence)
         known = {**self._known, **self._remote}
         back = []
@@ -561,7 +579,10 @@ class StateBackend:
         self.counts[f"discarded: {reason}"] += 1
 
     def _leased_before(self, key: str) -> bool:
-        return self._last_lease is not None and self._last_lease[0] == key
+        return key == self._notes.leasing
+
+    def _forget_lease(self) -> None:
+        self._last_lease, self._notes.leasing = None, ""
 
     def _fenced_out(self, fence: int) -> bool:
         return fence != self._notes.epoch or not self._notes.remote
