@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tinker_atropos_atropos.api import ApiSettings
+from tinker_atropos_atropos.state_backend import BLOCKED
 
 Make = Callable[..., dict[str, Any]]
 
@@ -327,6 +328,24 @@ async def test_at_the_cap_a_post_waits_then_is_told_to_come_again(open_api: Any,
         assert await api.batch() == [2]  # commits the first: there is room
         assert (await waiting)[0] == 200
         assert await api.batch() == [3]
+
+
+async def test_no_more_posts_have_a_place_than_may_wait(open_api: Any, make_group: Make) -> None:
+    async with open_api(cap=2, settings=ApiSettings(hold=30.0)) as api:
+        await start(api, 2)
+        for first in (1, 2):
+            await api.post("/scored_data", make_group(first))
+        posts = [asyncio.create_task(api.call("POST", "/scored_data", make_group(9 + n))) for n in range(90)]
+        while len(api.backend._putting) < BLOCKED:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # those that have none might still come
+        assert (len(api.backend._putting), api.backend._posts) == (BLOCKED, BLOCKED)
+        seen: list[int] = []
+        while len(seen) < 92:
+            seen += await api.batch() or []
+        assert [status for status, _ in await asyncio.gather(*posts)] == [200] * 90
+        assert sorted(seen) == [1, 2, *range(9, 99)]
+        assert api.backend._posts == 0
 
 
 async def test_bytes_are_capped_too(open_api: Any, make_group: Make) -> None:

@@ -166,13 +166,13 @@ class _Routes:
         if key is not None and not 0 < len(key) <= 200:
             raise Refused(("Idempotency-Key",), "a key has 1 to 200 characters")
         # Before the body is read: a poster who must wait costs nothing but a connection.
-        await self._backend.room(self._settings.hold)
-        async with self._reading:
-            body, packed = await self._body(request)
-            prepare = functools.partial(self._prepare, body, packed, many, key)
-            prepared = await self._in_thread(prepare) if packed or len(body) > SMALL_BODY else prepare()
-            del body, prepare
-        return await self._backend.put(prepared, max(0.0, deadline - loop.time()))
+        async with self._backend.room(self._settings.hold):
+            async with self._reading:
+                body, packed = await self._body(request)
+                prepare = functools.partial(self._prepare, body, packed, many, key)
+                prepared = await self._in_thread(prepare) if packed or len(body) > SMALL_BODY else prepare()
+                del body, prepare
+            return await self._backend.put(prepared, max(0.0, deadline - loop.time()))
 
     def _prepare(self, body: bytes, packed: bool, many: bool, key: str | None) -> list[Any]:
         plain = gunzip(body, self._settings.max_plain) if packed else body

@@ -60,8 +60,8 @@ class Backend(Protocol):
         """Answer an environment's poll; raises `Refused` for a number that was not given."""
         ...
 
-    async def room(self, wait: float) -> None:
-        """Return once a group would be taken; raises `Full` after `wait` seconds."""
+    def room(self, wait: float) -> AbstractAsyncContextManager[None]:
+        """Hold a place for one post, from before its body is read until it is put; `Full` after `wait` seconds."""
         ...
 
     def prepare(self, arrival: Arrival) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from tinker_atropos.external import GroupSink, PolicyEndpoint
@@ -103,13 +103,18 @@ class SinkBackend:
         """Return what the protocol has no place for."""
         return {**self.status(), "counts": dict(self.counts)}
 
-    async def room(self, wait: float) -> None:
-        """Wait until one more post may wait for the sink."""
+    @asynccontextmanager
+    async def room(self, wait: float) -> AsyncIterator[None]:
+        """Hold one of the places of posts that may wait for the sink."""
         try:
-            async with asyncio.timeout(wait), self._places:
-                return
+            async with asyncio.timeout(wait):
+                await self._places.acquire()
         except TimeoutError:
             raise Full(f"{AT_ONCE} groups wait for the trainer already; post again later") from None
+        try:
+            yield
+        finally:
+            self._places.release()
 
     def prepare(self, arrival: Arrival) -> Arrival:
         """Return the group as it is: it is converted once a place is free."""
@@ -120,8 +125,7 @@ class SinkBackend:
         for arrival in prepared:
             self._check(arrival.group)
         deadline = time.monotonic() + wait
-        async with self._places:
-            return [await self._put(arrival, deadline) for arrival in prepared]
+        return [await self._put(arrival, deadline) for arrival in prepared]
 
     async def _put(self, arrival: Arrival, deadline: float) -> dict[str, Any]:
         posted = arrival.group.posted

@@ -85,6 +85,7 @@ class StateBackend:
         self._outstanding: list[Delivery] = []
         self._known: dict[str, Waiting] = {}  # groups of outstanding batches
         self._arrivals = 0
+        self._posts = 0  # that have a place, with their bodies read or not
         self._putting: Counter[str] = Counter()
         self._early: set[str] = set()  # of those, leased before their put had come back
         self._doubtful: set[str] = set()  # put without a clear answer
@@ -213,9 +214,20 @@ class StateBackend:
 
     # What comes in.
 
-    async def room(self, wait: float) -> None:
-        """Wait until a group would be taken, or may wait with its body read."""
-        await self._wait_for(lambda: self._has_room() or len(self._putting) < BLOCKED, wait)
+    @asynccontextmanager
+    async def room(self, wait: float) -> AsyncIterator[None]:
+        """Hold a place for a post: where a group would be taken, or may wait with its body read."""
+        try:
+            async with asyncio.timeout(wait), self._changed:
+                await self._changed.wait_for(self._has_place)
+                self._posts += 1
+        except TimeoutError:
+            raise self._full() from None
+        try:
+            yield
+        finally:
+            self._posts -= 1
+            await self._tell()
 
     def prepare(self, arrival: Arrival) -> StoredItem:
         """Return a group as it is kept."""
@@ -507,6 +519,9 @@ class StateBackend:
     @property
     def _held(self) -> int:
         return len(self._line) + len(self._known) + len(self._remote)
+
+    def _has_place(self) -> bool:
+        return self._posts < BLOCKED or (self._held + self._posts < self._state.cap and self._has_bytes())
 
     def _has_room(self) -> bool:
         return self._held < self._state.cap and self._has_bytes()
