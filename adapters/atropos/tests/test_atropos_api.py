@@ -314,6 +314,25 @@ async def test_a_post_repeated_is_taken_once(api: Any, make_group: Make, packed:
     assert (await api.get("/status"))["queue_size"] == 1
 
 
+async def test_equal_content_is_another_group_after_the_window(open_api: Any, make_group: Make) -> None:
+    async with open_api(repeat_window=60.0) as api:
+        await start(api)
+        for seconds, waiting in ((0, 1), (50, 1), (9, 1), (2, 2), (59, 2), (2, 3)):
+            api.clock.now += seconds
+            await api.post("/scored_data", make_group(1))
+            assert (await api.get("/status"))["queue_size"] == waiting
+        assert (await api.get("/tinker-atropos/status"))["counts"]["duplicates"] == 3
+        for seconds, waiting in ((0, 5), (59, 5), (2, 7)):
+            api.clock.now += seconds
+            await api.post("/scored_data_list", [make_group(2), make_group(2)])
+            assert (await api.get("/status"))["queue_size"] == waiting
+        for _ in range(2):  # a key is kept longer
+            await api.post("/scored_data", make_group(3), headers={"Idempotency-Key": "mine"})
+            api.clock.now += 61
+        assert (await api.get("/status"))["queue_size"] == 8
+        assert len(api.backend._repeats) <= 3
+
+
 async def test_at_the_cap_a_post_waits_then_is_told_to_come_again(open_api: Any, make_group: Make) -> None:
     async with open_api(cap=2, settings=ApiSettings(hold=0.2)) as api:
         await start(api, 2)

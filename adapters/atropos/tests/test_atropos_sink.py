@@ -126,8 +126,8 @@ async def test_a_group_arrives_once_and_proven(sink: FakeSink, open_backend: Any
     async with open_backend(SinkBackend(sink, FakeEndpoint())) as api:
         await api.register_env()
         sent = make_group(1, env_id=0, advantages=[[0.0, 0.0, 1.0, 2.0]] * 2)
-        for _ in range(2):
-            assert await api.post("/scored_data", sent) == {"status": "received"}
+        assert await api.post("/scored_data", sent) == {"status": "received"}
+        assert await api.post("/scored_data", sent) == {"status": "received", "duplicate": True}
     (group,) = sink.groups
     first = group.trajectories[0]
     assert group.scores == (0.0, 1.0)
@@ -141,7 +141,7 @@ async def test_a_group_arrives_once_and_proven(sink: FakeSink, open_backend: Any
     assert segment.logprobs.tolist() == [0.0, 0.0, -0.5, -0.25]
     assert segment.advantages is not None
     assert segment.advantages.tolist() == [0.0, 0.0, 1.0, 2.0]
-    assert sink.shown == {"tokens_trained": 4.0, "tokens_unproven": 0.0}
+    assert sink.shown == {"tokens_trained": 4.0, "tokens_unproven": 0.0, "groups_duplicate": 1.0}
 
 
 async def test_the_unproven_is_discarded_with_a_reason(sink: FakeSink, open_backend: Any, make_group: Make) -> None:

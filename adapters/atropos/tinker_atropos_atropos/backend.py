@@ -23,11 +23,15 @@ class Conflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A checked group on its way in. `compressed` is the gzip it came as, `key` what its poster calls it."""
+    """A checked group on its way in. `compressed` is the gzip it came as, `key` what its poster calls it.
+
+    `content` is what it goes by without a key: its digest, or that of the list it came in with its place there.
+    """
 
     group: Arrived
     compressed: bytes | None = None
     key: str | None = None
+    content: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -18,9 +18,10 @@ from tinker_atropos.state import FencedOut, Leased, State, StoredItem
 from tinker_atropos_atropos.backend import Arrival, Delivery, Full
 from tinker_atropos_atropos.line import Line, Waiting
 from tinker_atropos_atropos.posted import Refused, normal_form
+from tinker_atropos_atropos.repeats import WINDOW, Repeats
 from tinker_atropos_atropos.roster import Environment, RegisterEnv, Registration, Roster, admitted
 from tinker_atropos_atropos.selection import possible
-from tinker_atropos_atropos.stored import json_of, meta_of, store
+from tinker_atropos_atropos.stored import is_keyed, json_of, meta_of, store
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +70,15 @@ class StateBackend:
         *,
         cap_bytes: int = CAP_BYTES,
         patience: float = PATIENCE,
+        repeat_window: float = WINDOW,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._state = state
         self._cap_bytes = cap_bytes
         self._patience = patience
         self._clock = clock
+        self._repeats = Repeats(repeat_window, clock=clock, wall=wall)
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._roster = Roster()
@@ -231,7 +235,7 @@ class StateBackend:
 
     def prepare(self, arrival: Arrival) -> StoredItem:
         """Return a group as it is kept."""
-        return store(arrival.group, arrival.compressed, arrival.key)
+        return store(arrival.group, arrival.compressed, arrival.key, arrival.content)
 
     async def put(self, prepared: Sequence[StoredItem], wait: float) -> list[dict[str, Any]]:
         """Take groups; each is in the State before its answer is given."""
@@ -257,13 +261,17 @@ class StateBackend:
 
     async def _put(self, item: StoredItem, deadline: float) -> dict[str, Any]:
         # After a reset the same content is another group.
-        item = replace(item, id=f"{self._notes.generation}-{item.id}")
+        content = None if is_keyed(item) else f"{self._notes.generation}-{item.id}"
+        id = f"{self._notes.generation}-{item.id}" if content is None else self._repeats.name(content)
+        item = replace(item, id=id)
         if not self._is_held(item.id):
             await self._wait_for(self._has_bytes, deadline - self._clock())
         self._putting[item.id] += 1
         try:
             put = await self._state.put(item, wait=max(0.0, deadline - self._clock()))
             if put == "blocked":
+                if content is not None:
+                    self._repeats.again(content)
                 self._doubtful.add(item.id)  # Redis may have it all the same, if it did not answer in time
                 raise self._full()
             if put == "accepted" and item.id not in self._early and not self._is_held(item.id):
@@ -488,11 +496,13 @@ class StateBackend:
             self.counts["committed"] += len(consumed)
         await self._tell()
 
-    async def discard(self, ids: Collection[str], reason: str) -> None:
-        """End groups without training on them."""
+    async def discard(self, ids: Collection[str], reason: str, fence: int | None = None) -> None:
+        """End groups without training on them; with a `fence` only by the trainer of that epoch."""
         async with self._lock:
+            if fence is not None:
+                self._check_fence(fence)
             for id in ids:
-                await self._discard(id, reason)
+                await self._discard(id, reason, fence)
         await self._tell()
 
     async def rewind(self, fence: int) -> list[StoredItem]:
@@ -586,8 +596,8 @@ class StateBackend:
         self._line.put_back(back)
         return items
 
-    async def _discard(self, id: str, reason: str) -> None:
-        await self._state.discard(id, reason)
+    async def _discard(self, id: str, reason: str, fence: int | None = None) -> None:
+        await self._state.discard(id, reason, fence=fence)
         self._line.remove(id)
         self._remote.pop(id, None)
         self._leased.pop(id, None)
