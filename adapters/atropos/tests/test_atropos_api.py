@@ -11,7 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tinker_atropos_atropos import roster
 from tinker_atropos_atropos.api import ApiSettings
+from tinker_atropos_atropos.posted import Refused
 from tinker_atropos_atropos.state_backend import BLOCKED
 
 Make = Callable[..., dict[str, Any]]
@@ -227,6 +229,40 @@ async def test_minimums_come_first_within_a_batch(api: Any, make_group: Make) ->
     assert await api.batch() == [1, 2, 11, 12]
     status = await api.get("/status-env", {"env_id": slow})
     assert (status["self_queue_size"], status["unallocated_fraction"]) == (1, 0.5)
+
+
+async def test_a_silent_environment_counts_no_more_until_its_next_poll(api: Any, make_group: Make) -> None:
+    ghost = await start(api, 4, min_batch_allocation=0.5)
+    api.clock.now += 40
+    env = (await api.register_env(min_batch_allocation=1.0))["env_id"]
+    status = await api.get("/status-env", {"env_id": env})
+    assert (status["env_weight"], status["unallocated_fraction"]) == (0.5, 0.0)
+    api.clock.now += 40  # the first script was started anew, and never said farewell
+    status = await api.get("/status-env", {"env_id": env})
+    assert (status["env_weight"], status["unallocated_fraction"]) == (1.0, 0.0)
+    assert (await api.get("/tinker-atropos/status"))["environments"] == 1
+    assert (await api.get("/status-env", {"env_id": ghost}))["env_weight"] == 0.5
+    assert (await api.get("/status-env", {"env_id": env}))["env_weight"] == 0.5
+
+
+def test_the_roster_forgets_the_silent_and_no_number_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "MAX_ENVIRONMENTS", 3)
+    now = [0.0]
+    known = roster.Roster(60.0, lambda: now[0])
+    asked = roster.RegisterEnv(max_token_length=9, group_size=1, desired_name="x")
+    for _ in range(3):
+        known.admit(asked)
+    with pytest.raises(Refused, match="3 environments take part"):
+        known.admit(asked)
+    now[0] = 61.0
+    known.heard(0)
+    assert [known.admit(asked).real_name for _ in range(2)] == ["x_3", "x_4"]
+    assert [environment.number for environment in known.environments] == [0, 3, 4]
+    assert known.find(1) is None
+    known.heard(1)
+    known.restore(None, known.environments)
+    now[0] = 122.0
+    assert (known.admit(asked).real_name, known.find(5) is not None) == ("x_5", True)
 
 
 async def test_status_env_counts_others_also_at_group_size_one(api: Any, make_group: Make) -> None:

@@ -37,7 +37,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"scores": [0.0, 1e300]}, "scores[1]: 1e+300 is beyond float32; give a number within ±3.4"),
     ({"advantages": [[0.5] * 4, [0.5, -1e39, 1.0, 1e39]]}, "advantages[1][1]: -1e+39 is beyond float32"),
     ({"inference_logprobs": [[0.5] * 4, [1e39, -1, 1, 1]]}, "inference_logprobs[1][0]: 1e+39 is beyond float32"),
-    ({"distill_token_ids": [[[1]] * 4] * 2, "distill_logprobs": [[[-4e38]] * 4] * 2}, "distill_logprobs[0][0][0]: -4e+38"),
+    (
+        {"distill_token_ids": [[[1]] * 4] * 2, "distill_logprobs": [[[-4e38]] * 4] * 2},
+        "distill_logprobs[0][0][0]: -4e+38",
+    ),
     ({"messages": [[{"role": "user"}], []]}, "messages[0][0]: a message must have"),
     ({"messages": [[]]}, "messages: 1 conversations for 2 sequences"),
     ({"overrides": [{}, {}, {}]}, "overrides: 3 entries"),

@@ -39,6 +39,13 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     show_default=True,
     help="Seconds within which a group of equal content, posted without a key, is the same one repeated.",
 )
+@click.option(
+    "--silence",
+    type=float,
+    default=60.0,
+    show_default=True,
+    help="Seconds without a poll after which an environment counts no more, until its next.",
+)
 @click.option("--max-body", type=int, default=32 * 1024**2, show_default=True, help="Bytes of a body at most.")
 @click.option(
     "--max-plain", type=int, default=128 * 1024**2, show_default=True, help="Bytes of a decompressed body at most."
@@ -66,6 +73,7 @@ async def _run(
     hold: float,
     patience: float,
     repeat_window: float,
+    silence: float,
     max_body: int,
     max_plain: int,
     token_file: Path | None,
@@ -81,7 +89,7 @@ async def _run(
 
     given = {
         **{"cap-bytes": cap_bytes, "hold": hold, "patience": patience, "repeat-window": repeat_window},
-        **{"max-body": max_body, "max-plain": max_plain},
+        **{"silence": silence, "max-body": max_body, "max-plain": max_plain},
     }
     for name, value in given.items():
         if not value > 0:
@@ -94,7 +102,7 @@ async def _run(
         raise ConfigError(f"--cap {cap}: the API must hold at least one group")
     # What is kept is gzip already.
     opened = await open_state(state, run, cap, say=lambda line: click.echo(line, err=True), compress="none")
-    backend = StateBackend(opened, cap_bytes=cap_bytes, patience=patience, repeat_window=repeat_window)
+    backend = StateBackend(opened, cap_bytes=cap_bytes, patience=patience, repeat_window=repeat_window, silence=silence)
     if state == "memory":
         click.echo("groups wait in memory: they end with this process", err=True)
     await serve(backend, settings, host=host, port=port, tls=tls, say=_say)

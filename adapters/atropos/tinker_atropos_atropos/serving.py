@@ -28,7 +28,9 @@ def bind(host: str, port: int, *, guarded: bool) -> socket.socket:
     try:
         loopback = ipaddress.ip_address(address).is_loopback
     except ValueError:
-        raise ConfigError(f"--host {host!r:.80} is no address; use 127.0.0.1, or 0.0.0.0 with --token-file and TLS") from None
+        raise ConfigError(
+            f"--host {host!r:.80} is no address; use 127.0.0.1, or 0.0.0.0 with --token-file and TLS"
+        ) from None
     if not loopback and not guarded:
         raise ConfigError(
             f"--host {host} is not loopback: whoever reaches it, or listens on the way, could post and take data; "

@@ -100,6 +100,7 @@ class SinkBackend:
         """Return what an environment steers its workers by; what waits counts as everybody's."""
         waiting = self._sink.waiting
         environment = self._known(number)
+        self._roster.heard(number)
         return self._roster.status(environment, Load(waiting, {}, environment.group_size), self._sink.step)
 
     def details(self) -> dict[str, Any]:
@@ -135,6 +136,7 @@ class SinkBackend:
         name = "atropos"
         if posted.env_id is not None:
             name = self._known(posted.env_id).real_name
+            self._roster.heard(posted.env_id)
         content = arrival.content or arrival.group.digest
         converted = to_group(
             posted,

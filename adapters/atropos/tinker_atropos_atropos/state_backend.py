@@ -19,7 +19,7 @@ from tinker_atropos_atropos.backend import Arrival, Delivery, Full
 from tinker_atropos_atropos.line import Line, Waiting
 from tinker_atropos_atropos.posted import Refused, normal_form
 from tinker_atropos_atropos.repeats import WINDOW, Repeats
-from tinker_atropos_atropos.roster import Environment, RegisterEnv, Registration, Roster, admitted
+from tinker_atropos_atropos.roster import SILENCE, Environment, RegisterEnv, Registration, Roster, admitted
 from tinker_atropos_atropos.selection import possible
 from tinker_atropos_atropos.stored import is_keyed, json_of, meta_of, store
 
@@ -71,6 +71,7 @@ class StateBackend:
         cap_bytes: int = CAP_BYTES,
         patience: float = PATIENCE,
         repeat_window: float = WINDOW,
+        silence: float = SILENCE,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -81,7 +82,7 @@ class StateBackend:
         self._repeats = Repeats(repeat_window, clock=clock, wall=wall)
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
-        self._roster = Roster()
+        self._roster = Roster(silence, clock)
         self._line = Line()
         self._notes = Notes()
         self._leased: dict[str, StoredItem] = {}  # by this API, for batches
@@ -200,6 +201,7 @@ class StateBackend:
     def status_env(self, number: int) -> dict[str, Any]:
         """Return what an environment steers its workers by."""
         environment = self._known_env(number, ("env_id",))
+        self._roster.heard(number)
         return self._roster.status(environment, self._line.load(number), self._step)
 
     def details(self) -> dict[str, Any]:
@@ -211,7 +213,7 @@ class StateBackend:
             "waiting_sequences": self._line.sequences,
             "waiting_bytes": self._line.bytes,
             "outstanding_batches": len(self._outstanding),
-            "environments": sum(environment.connected for environment in self._roster.environments),
+            "environments": len(self._roster.live()),
             "epoch": self._notes.epoch,
             "counts": dict(self.counts),
         }
@@ -295,6 +297,7 @@ class StateBackend:
         if environment is None:
             return {"status": "received"}
         self._heard[environment.number] = self._clock()
+        self._roster.heard(environment.number)
         if meta.sequences == environment.group_size:
             return {"status": "received"}
         return {"status": "buffered", "buffer_size": self._line.odd(environment.number, environment.group_size)}
@@ -558,12 +561,13 @@ class StateBackend:
 
     def _misfits(self, registration: Registration) -> dict[str, Any]:
         """Say which environments that are there already can't fill a batch of the new size."""
-        sizes = [environment.group_size for environment in self._roster.environments if environment.connected]
+        live = self._roster.live()
+        sizes = [environment.group_size for environment in live]
         wrong = [
             f"{environment.real_name} posts groups of {environment.group_size}, which never sum to a batch of "
             f"{registration.batch_size}"
-            for environment in self._roster.environments
-            if environment.connected and not possible(sizes, registration.batch_size, using=environment.group_size)
+            for environment in live
+            if not possible(sizes, registration.batch_size, using=environment.group_size)
         ]
         for line in wrong:
             log.warning("%s", line)
