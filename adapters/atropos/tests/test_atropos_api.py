@@ -391,8 +391,10 @@ async def test_no_more_posts_have_a_place_than_may_wait(open_api: Any, make_grou
         for first in (1, 2):
             await api.post("/scored_data", make_group(first))
         posts = [asyncio.create_task(api.call("POST", "/scored_data", make_group(9 + n))) for n in range(90)]
-        while len(api.backend._putting) < BLOCKED:
+        for _ in range(1000):
             await asyncio.sleep(0.01)
+            if len(api.backend._putting) == BLOCKED:
+                break
         await asyncio.sleep(0.2)  # those that have none might still come
         assert (len(api.backend._putting), api.backend._posts) == (BLOCKED, BLOCKED)
         seen: list[int] = []
