@@ -34,13 +34,13 @@ class ForgetsTheDiscarded(MemoryState):
 
 
 class NewestFirst(MemoryState):
-    async def lease(self, n: int, fence: int) -> Any:
+    async def lease(self, n: int, fence: int, *, token: str | None = None) -> Any:
         self._waiting = dict(reversed(self._waiting.items()))
         return await super().lease(n, fence)
 
 
 class LeasesWhatThereIs(MemoryState):
-    async def lease(self, n: int, fence: int) -> Any:
+    async def lease(self, n: int, fence: int, *, token: str | None = None) -> Any:
         return await super().lease(min(n, len(self._waiting)), fence)
 
 
@@ -78,7 +78,7 @@ class GrowsWithoutBound(MemoryState):
 
 
 class FreesAtTheLease(MemoryState):
-    async def lease(self, n: int, fence: int) -> Any:
+    async def lease(self, n: int, fence: int, *, token: str | None = None) -> Any:
         self.cap += n
         async with self._changed:
             self._changed.notify_all()
@@ -148,7 +148,7 @@ class PutsAfterAll(MemoryState):
 
 
 class KeepsWhatACancelledLeaseTook(MemoryState):
-    async def lease(self, n: int, fence: int) -> Any:
+    async def lease(self, n: int, fence: int, *, token: str | None = None) -> Any:
         leased = await super().lease(n, fence)
         await asyncio.sleep(0.02)
         return leased

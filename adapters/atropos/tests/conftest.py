@@ -107,7 +107,7 @@ def open_api() -> Opener:
         state: Any = None, *, cap: int = 100, settings: ApiSettings | None = None, **limits: Any
     ) -> AsyncIterator[Client]:
         clock = Clock()
-        backend = StateBackend(MemoryState(cap) if state is None else state, clock=clock, **limits)
+        backend = StateBackend(MemoryState(cap) if state is None else state, clock=clock, wall=clock, **limits)
         async with connected(backend, settings, clock) as client:
             yield client
 

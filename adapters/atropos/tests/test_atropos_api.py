@@ -11,7 +11,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tinker_atropos_atropos import roster
 from tinker_atropos_atropos.api import ApiSettings
+from tinker_atropos_atropos.posted import Refused
+from tinker_atropos_atropos.state_backend import BLOCKED
 
 Make = Callable[..., dict[str, Any]]
 
@@ -228,6 +231,40 @@ async def test_minimums_come_first_within_a_batch(api: Any, make_group: Make) ->
     assert (status["self_queue_size"], status["unallocated_fraction"]) == (1, 0.5)
 
 
+async def test_a_silent_environment_counts_no_more_until_its_next_poll(api: Any, make_group: Make) -> None:
+    ghost = await start(api, 4, min_batch_allocation=0.5)
+    api.clock.now += 40
+    env = (await api.register_env(min_batch_allocation=1.0))["env_id"]
+    status = await api.get("/status-env", {"env_id": env})
+    assert (status["env_weight"], status["unallocated_fraction"]) == (0.5, 0.0)
+    api.clock.now += 40  # the first script was started anew, and never said farewell
+    status = await api.get("/status-env", {"env_id": env})
+    assert (status["env_weight"], status["unallocated_fraction"]) == (1.0, 0.0)
+    assert (await api.get("/tinker-atropos/status"))["environments"] == 1
+    assert (await api.get("/status-env", {"env_id": ghost}))["env_weight"] == 0.5
+    assert (await api.get("/status-env", {"env_id": env}))["env_weight"] == 0.5
+
+
+def test_the_roster_forgets_the_silent_and_no_number_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "MAX_ENVIRONMENTS", 3)
+    now = [0.0]
+    known = roster.Roster(60.0, lambda: now[0])
+    asked = roster.RegisterEnv(max_token_length=9, group_size=1, desired_name="x")
+    for _ in range(3):
+        known.admit(asked)
+    with pytest.raises(Refused, match="3 environments take part"):
+        known.admit(asked)
+    now[0] = 61.0
+    known.heard(0)
+    assert [known.admit(asked).real_name for _ in range(2)] == ["x_3", "x_4"]
+    assert [environment.number for environment in known.environments] == [0, 3, 4]
+    assert known.find(1) is None
+    known.heard(1)
+    known.restore(None, known.environments)
+    now[0] = 122.0
+    assert (known.admit(asked).real_name, known.find(5) is not None) == ("x_5", True)
+
+
 async def test_status_env_counts_others_also_at_group_size_one(api: Any, make_group: Make) -> None:
     one = await start(api, 4, group_size=1)
     other = (await api.register_env(1))["env_id"]
@@ -313,6 +350,25 @@ async def test_a_post_repeated_is_taken_once(api: Any, make_group: Make, packed:
     assert (await api.get("/status"))["queue_size"] == 1
 
 
+async def test_equal_content_is_another_group_after_the_window(open_api: Any, make_group: Make) -> None:
+    async with open_api(repeat_window=60.0) as api:
+        await start(api)
+        for seconds, waiting in ((0, 1), (50, 1), (9, 1), (2, 2), (59, 2), (2, 3)):
+            api.clock.now += seconds
+            await api.post("/scored_data", make_group(1))
+            assert (await api.get("/status"))["queue_size"] == waiting
+        assert (await api.get("/tinker-atropos/status"))["counts"]["duplicates"] == 3
+        for seconds, waiting in ((0, 5), (59, 5), (2, 7)):
+            api.clock.now += seconds
+            await api.post("/scored_data_list", [make_group(2), make_group(2)])
+            assert (await api.get("/status"))["queue_size"] == waiting
+        for _ in range(2):  # a key is kept longer
+            await api.post("/scored_data", make_group(3), headers={"Idempotency-Key": "mine"})
+            api.clock.now += 61
+        assert (await api.get("/status"))["queue_size"] == 8
+        assert len(api.backend._repeats) <= 3
+
+
 async def test_at_the_cap_a_post_waits_then_is_told_to_come_again(open_api: Any, make_group: Make) -> None:
     async with open_api(cap=2, settings=ApiSettings(hold=0.2)) as api:
         await start(api, 2)
@@ -327,6 +383,26 @@ async def test_at_the_cap_a_post_waits_then_is_told_to_come_again(open_api: Any,
         assert await api.batch() == [2]  # commits the first: there is room
         assert (await waiting)[0] == 200
         assert await api.batch() == [3]
+
+
+async def test_no_more_posts_have_a_place_than_may_wait(open_api: Any, make_group: Make) -> None:
+    async with open_api(cap=2, settings=ApiSettings(hold=30.0)) as api:
+        await start(api, 2)
+        for first in (1, 2):
+            await api.post("/scored_data", make_group(first))
+        posts = [asyncio.create_task(api.call("POST", "/scored_data", make_group(9 + n))) for n in range(90)]
+        for _ in range(1000):
+            await asyncio.sleep(0.01)
+            if len(api.backend._putting) == BLOCKED:
+                break
+        await asyncio.sleep(0.2)  # those that have none might still come
+        assert (len(api.backend._putting), api.backend._posts) == (BLOCKED, BLOCKED)
+        seen: list[int] = []
+        while len(seen) < 92:
+            seen += await api.batch() or []
+        assert [status for status, _ in await asyncio.gather(*posts)] == [200] * 90
+        assert sorted(seen) == [1, 2, *range(9, 99)]
+        assert api.backend._posts == 0
 
 
 async def test_bytes_are_capped_too(open_api: Any, make_group: Make) -> None:

@@ -30,7 +30,9 @@ def test_it_is_a_command_that_nothing_is_imported_for() -> None:
     assert said.endswith("False False\n")
 
 
-def test_beyond_loopback_it_wants_a_token(tmp_path: Path) -> None:
+def test_beyond_loopback_it_wants_tls_and_a_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef0123\n")
+    assert "--tls-cert and --tls-key" in refused("--host", "0.0.0.0", "--token-file", tmp_path / "token")
     assert "give --token-file" in refused("--host", "0.0.0.0")
     (tmp_path / "short").write_text("abc\n")
     assert "16 or more characters" in refused("--host", "0.0.0.0", "--token-file", tmp_path / "short")

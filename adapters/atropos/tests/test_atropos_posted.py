@@ -34,6 +34,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"ref_logprobs": [[0.5] * 4]}, "ref_logprobs: 1 rows"),
     ({"inference_logprobs": [[0.5] * 4, [0.5] * 3]}, "inference_logprobs[1]: 3 values"),
     ({"inference_logprobs": [[0.5] * 4, [0.5, -INF, 1, 1]]}, "inference_logprobs[1][1]: -Infinity"),
+    ({"scores": [0.0, 1e300]}, "scores[1]: 1e+300 is beyond float32; give a number within ±3.4"),
+    ({"advantages": [[0.5] * 4, [0.5, -1e39, 1.0, 1e39]]}, "advantages[1][1]: -1e+39 is beyond float32"),
+    ({"inference_logprobs": [[0.5] * 4, [1e39, -1, 1, 1]]}, "inference_logprobs[1][0]: 1e+39 is beyond float32"),
+    (
+        {"distill_token_ids": [[[1]] * 4] * 2, "distill_logprobs": [[[-4e38]] * 4] * 2},
+        "distill_logprobs[0][0][0]: -4e+38",
+    ),
     ({"messages": [[{"role": "user"}], []]}, "messages[0][0]: a message must have"),
     ({"messages": [[]]}, "messages: 1 conversations for 2 sequences"),
     ({"overrides": [{}, {}, {}]}, "overrides: 3 entries"),
@@ -96,6 +103,10 @@ def test_a_key_that_is_no_text_does_no_harm() -> None:
 def test_booleans_and_the_empty_lists_of_atroposlib_pass(make_group: Make) -> None:
     empty: dict[str, list[Any]] = {key: [] for key in ("advantages", "ref_logprobs", "messages", "overrides", "images")}
     read_group(json.dumps(make_group(1, scores=[True, False], group_overrides={}, **empty)).encode())
+
+
+def test_the_largest_of_float32_pass(make_group: Make) -> None:
+    read_group(json.dumps(make_group(1, scores=[3.4028234e38, -3.4028234e38])).encode())
 
 
 def test_gunzip_is_bounded_whole_and_honest() -> None:

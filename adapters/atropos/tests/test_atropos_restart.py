@@ -15,8 +15,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from tinker_atropos.state import MemoryState, State, StoredItem, open_state
+from tinker_atropos_atropos.posted import decode_group
+from tinker_atropos_atropos.stored import json_of
 
 Make = Callable[..., dict[str, Any]]
 
@@ -27,7 +30,7 @@ class Survivor(MemoryState[StoredItem]):
     fails = ""
 
     async def commit(self, consumed: Any, fence: int) -> None:
-        if self.fails == "commit":
+        if self.fails == "commit" and consumed:
             raise ConnectionError("died here")
         await super().commit(consumed, fence)
 
@@ -109,6 +112,86 @@ async def test_groups_leased_but_not_given_out_keep_their_place(reopen: Any, ope
     async with open_api(await reopen()) as api:
         await api.register(4)
         assert [await api.batch() for _ in range(2)] == [[2, 3], [1, 4]]
+
+
+@pytest.mark.parametrize("call", ["register", "reset", "fence", "fence again"])
+async def test_an_api_that_ends_while_a_trainer_takes_over_comes_up_again(
+    open_api: Any, make_group: Make, call: str
+) -> None:
+    class Ends(Survivor):
+        ends = False
+
+        async def fence(self) -> int:
+            epoch = await super().fence()
+            if self.ends:
+                raise ConnectionError("died here")
+            return epoch
+
+    state = Ends(100)
+    async with open_api(state) as api:
+        await begin(api, make_group, 2)
+        assert await api.batch() == [1, 2]
+        if call == "fence again":
+            await api.post("/tinker-atropos/fence", {})
+        state.ends = True
+        if call == "register":
+            with pytest.raises(AssertionError):
+                await api.register(4)
+        elif call == "reset":
+            assert (await api.call("GET", "/reset_data"))[0] != 200
+        else:
+            assert (await api.call("POST", "/tinker-atropos/fence", {}))[0] != 200
+    state.ends = False
+    async with open_api(state) as api:
+        if call == "fence again":
+            assert (await api.call("GET", "/batch"))[0] == 409
+            await api.register(4)
+        assert await api.batch() == [1, 2]
+
+
+async def test_of_two_apis_over_one_run_the_older_answers_no_more(reopen: Any, open_api: Any, make_group: Make) -> None:
+    async with open_api(await reopen()) as older:
+        await begin(older, make_group, 4)
+        assert await older.batch() == [1, 2]
+        async with open_api(await reopen()) as newer:
+            assert await newer.batch() == [1, 2]
+            for _ in range(2):
+                assert (await older.call("GET", "/batch"))[0] == 409
+            older.clock.now += 2
+            assert (await older.call("POST", "/scored_data", make_group(9)))[0] == 409
+            with pytest.raises(AssertionError, match="another API"):
+                await older.register(4)
+            assert await newer.batch() == [3, 4]
+            assert await newer.batch() is None
+
+
+async def test_a_lease_whose_answer_never_left_is_given_again(reopen: Any, open_api: Any, make_group: Make) -> None:
+    async with open_api(await reopen()) as api:
+        for first in (1, 2, 3, 4):
+            await api.post("/scored_data", make_group(first))
+        fence = (await api.post("/tinker-atropos/fence", {}))["fence"]
+        lease = api.backend._state.lease
+
+        async def leases_and_dies(*arguments: Any, **settings: Any) -> None:
+            await lease(*arguments, **settings)
+            raise ConnectionError("died here")
+
+        api.backend._state.lease = leases_and_dies
+        asked = {"n": 3, "fence": fence, "key": "k", "wait": 5}
+        assert (await api.call("POST", "/tinker-atropos/lease", asked))[0] != 200
+        api.backend._state.lease = lease
+    async with open_api(await reopen()) as api:
+        for _ in range(2):
+            async with api.session.post(api.url + "/tinker-atropos/lease", json=asked) as answer:
+                assert answer.status == 200
+                items = msgspec.msgpack.decode(await answer.read())
+            found = [json_of(StoredItem(id, kind, body, meta)) for id, kind, meta, body in items]
+            assert [decode_group(body).tokens[0][0] for body in found] == [1, 2, 3]
+        more = {"n": 1, "fence": fence, "key": "l", "wait": 5}
+        async with api.session.post(api.url + "/tinker-atropos/lease", json=more) as answer:
+            assert len(msgspec.msgpack.decode(await answer.read())) == 1
+        await api.post("/tinker-atropos/rewind", {"fence": fence})
+        assert (await api.get("/tinker-atropos/status"))["waiting_sequences"] == 8
 
 
 # Against processes that are killed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from tinker_atropos.trajectory import FloatArray, Group, IntArray, PolicyRef, Ta
 from tinker_atropos_atropos.api import ApiSettings
 from tinker_atropos_atropos.convert import distillation, to_group, trained_mask
 from tinker_atropos_atropos.posted import Posted
-from tinker_atropos_atropos.sink_backend import SinkBackend
+from tinker_atropos_atropos.sink_backend import AT_ONCE, SinkBackend
 
 Make = Callable[..., dict[str, Any]]
 REF = PolicyRef("run", 0, 3, "file:///x")
@@ -130,8 +131,8 @@ async def test_a_group_arrives_once_and_proven(sink: FakeSink, open_backend: Any
         await api.register_env()
         sent = make_group(1, env_id=0, advantages=[[0.0, 0.0, 1.0, 2.0]] * 2)
         sent["inference_logprobs"] = [[1.0, -2.0, -0.5, -0.25], [1.0, -3.0, -0.5, -0.25]]
-        for _ in range(2):
-            assert await api.post("/scored_data", sent) == {"status": "received"}
+        assert await api.post("/scored_data", sent) == {"status": "received"}
+        assert await api.post("/scored_data", sent) == {"status": "received", "duplicate": True}
     (group,) = sink.groups
     assert endpoint.sent[:2] == sent["inference_logprobs"]
     first = group.trajectories[0]
@@ -146,7 +147,7 @@ async def test_a_group_arrives_once_and_proven(sink: FakeSink, open_backend: Any
     assert segment.logprobs.tolist() == [0.0, 0.0, -0.5, -0.25]
     assert segment.advantages is not None
     assert segment.advantages.tolist() == [0.0, 0.0, 1.0, 2.0]
-    assert sink.shown == {"tokens_trained": 4.0, "tokens_unproven": 0.0}
+    assert sink.shown == {"tokens_trained": 4.0, "tokens_unproven": 0.0, "groups_duplicate": 1.0}
 
 
 async def test_the_unproven_is_discarded_with_a_reason(sink: FakeSink, open_backend: Any, make_group: Make) -> None:
@@ -172,6 +173,20 @@ async def test_a_full_sink_holds_the_post_and_then_says_so(sink: FakeSink, open_
         await api.post("/scored_data", make_group(1))
         sink.cap = 2
         await api.post("/scored_data", make_group(2))
+
+
+async def test_a_place_is_held_until_the_put_ends(sink: FakeSink, open_backend: Any, make_group: Make) -> None:
+    backend = SinkBackend(sink, FakeEndpoint())
+    async with open_backend(backend, ApiSettings(hold=0.3)) as api, AsyncExitStack() as places:
+        for _ in range(AT_ONCE):
+            await places.enter_async_context(backend.room(1.0))
+        status, answer = await api.call("POST", "/scored_data", make_group(1))
+        assert (status, sink.groups) == (503, [])
+        assert f"{AT_ONCE} groups wait" in answer["detail"]
+        await places.aclose()
+        assert (await api.call("POST", "/scored_data", {}))[0] == 422  # gives its place back as well
+        for _ in range(AT_ONCE + 1):
+            await api.post("/scored_data", make_group(1))
 
 
 async def test_what_the_trainer_can_not_take_is_refused(sink: FakeSink, open_backend: Any, make_group: Make) -> None:

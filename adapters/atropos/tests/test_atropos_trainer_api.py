@@ -63,11 +63,16 @@ async def test_an_older_trainer_is_refused(api: Any, state: ApiState, make_group
     for call in (state.lease(1, old), state.commit([], old), state.rewind(old)):
         with pytest.raises(FencedOut):
             await call
+    asked = {"ids": ["0-x"], "reason": "stale"}
+    for fence, status in ((old, 409), (new, 200), (None, 200)):
+        assert (await api.call("POST", "/tinker-atropos/discard", asked | {"fence": fence}))[0] == status
     status, answer = await api.call("GET", "/batch")
     assert (status, answer["batch"]) == (409, [])
     await api.register(2)  # a trainer that fetches batches takes over
     with pytest.raises(FencedOut):
         await state.lease(1, new)
+    with pytest.raises(FencedOut):
+        await state.discard("0-x", "stale")
     assert await api.batch() == [1]
 
 

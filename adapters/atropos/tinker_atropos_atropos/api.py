@@ -166,22 +166,25 @@ class _Routes:
         if key is not None and not 0 < len(key) <= 200:
             raise Refused(("Idempotency-Key",), "a key has 1 to 200 characters")
         # Before the body is read: a poster who must wait costs nothing but a connection.
-        await self._backend.room(self._settings.hold)
-        async with self._reading:
-            body, packed = await self._body(request)
-            prepare = functools.partial(self._prepare, body, packed, many, key)
-            prepared = await self._in_thread(prepare) if packed or len(body) > SMALL_BODY else prepare()
-            del body, prepare
-        return await self._backend.put(prepared, max(0.0, deadline - loop.time()))
+        async with self._backend.room(self._settings.hold):
+            async with self._reading:
+                body, packed = await self._body(request)
+                prepare = functools.partial(self._prepare, body, packed, many, key)
+                prepared = await self._in_thread(prepare) if packed or len(body) > SMALL_BODY else prepare()
+                del body, prepare
+            return await self._backend.put(prepared, max(0.0, deadline - loop.time()))
 
     def _prepare(self, body: bytes, packed: bool, many: bool, key: str | None) -> list[Any]:
         plain = gunzip(body, self._settings.max_plain) if packed else body
         if not many:
-            return [self._backend.prepare(Arrival(read_group(plain), body if packed else None, key))]
+            group = read_group(plain)
+            return [self._backend.prepare(Arrival(group, body if packed else None, key, group.digest))]
         # Equal groups of one list are several groups; the list posted again is the same ones.
-        key = key or hashlib.sha256(plain).hexdigest()[:32]
-        groups = enumerate(read_groups(plain))
-        return [self._backend.prepare(Arrival(group, None, f"{key}#{index}")) for index, group in groups]
+        content = hashlib.sha256(plain).hexdigest()[:32]
+        return [
+            self._backend.prepare(Arrival(group, None, key and f"{key}#{index}", f"{content}#{index}"))
+            for index, group in enumerate(read_groups(plain))
+        ]
 
     async def _body(self, request: web.Request) -> tuple[bytes, bool]:
         encoding = request.headers.get("Content-Encoding", "identity").strip().lower()

@@ -61,7 +61,7 @@ class ApiState:
 
     async def discard(self, id: str, reason: str) -> None:
         """End a group, waiting or leased, without training on it."""
-        await self._post("discard", {"ids": [id], "reason": reason})
+        await self._post("discard", {"ids": [id], "reason": reason, "fence": self._fence or None})
 
     async def rewind(self, fence: int) -> list[str]:
         """Return all leased groups to the queue; returns their ids, oldest first."""

@@ -23,11 +23,15 @@ class Conflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A checked group on its way in. `compressed` is the gzip it came as, `key` what its poster calls it."""
+    """A checked group on its way in. `compressed` is the gzip it came as, `key` what its poster calls it.
+
+    `content` is what it goes by without a key: its digest, or that of the list it came in with its place there.
+    """
 
     group: Arrived
     compressed: bytes | None = None
     key: str | None = None
+    content: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,8 +64,8 @@ class Backend(Protocol):
         """Answer an environment's poll; raises `Refused` for a number that was not given."""
         ...
 
-    async def room(self, wait: float) -> None:
-        """Return once a group would be taken; raises `Full` after `wait` seconds."""
+    def room(self, wait: float) -> AbstractAsyncContextManager[None]:
+        """Hold a place for one post, from before its body is read until it is put; `Full` after `wait` seconds."""
         ...
 
     def prepare(self, arrival: Arrival) -> Any:

@@ -32,6 +32,20 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     show_default=True,
     help="Seconds a batch waits for an environment's minimum after its last group.",
 )
+@click.option(
+    "--repeat-window",
+    type=float,
+    default=600.0,
+    show_default=True,
+    help="Seconds within which a group of equal content, posted without a key, is the same one repeated.",
+)
+@click.option(
+    "--silence",
+    type=float,
+    default=60.0,
+    show_default=True,
+    help="Seconds without a poll after which an environment counts no more, until its next.",
+)
 @click.option("--max-body", type=int, default=32 * 1024**2, show_default=True, help="Bytes of a body at most.")
 @click.option(
     "--max-plain", type=int, default=128 * 1024**2, show_default=True, help="Bytes of a decompressed body at most."
@@ -58,6 +72,8 @@ async def _run(
     cap_bytes: int,
     hold: float,
     patience: float,
+    repeat_window: float,
+    silence: float,
     max_body: int,
     max_plain: int,
     token_file: Path | None,
@@ -71,7 +87,10 @@ async def _run(
     from tinker_atropos_atropos.serving import read_token, serve, tls_context
     from tinker_atropos_atropos.state_backend import StateBackend
 
-    given = {"cap-bytes": cap_bytes, "hold": hold, "patience": patience, "max-body": max_body, "max-plain": max_plain}
+    given = {
+        **{"cap-bytes": cap_bytes, "hold": hold, "patience": patience, "repeat-window": repeat_window},
+        **{"silence": silence, "max-body": max_body, "max-plain": max_plain},
+    }
     for name, value in given.items():
         if not value > 0:
             raise ConfigError(f"--{name} {value}: must be more than 0")
@@ -83,7 +102,7 @@ async def _run(
         raise ConfigError(f"--cap {cap}: the API must hold at least one group")
     # What is kept is gzip already.
     opened = await open_state(state, run, cap, say=lambda line: click.echo(line, err=True), compress="none")
-    backend = StateBackend(opened, cap_bytes=cap_bytes, patience=patience)
+    backend = StateBackend(opened, cap_bytes=cap_bytes, patience=patience, repeat_window=repeat_window, silence=silence)
     if state == "memory":
         click.echo("groups wait in memory: they end with this process", err=True)
     await serve(backend, settings, host=host, port=port, tls=tls, say=_say)

@@ -17,6 +17,8 @@ T = TypeVar("T")
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Label: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
+LARGEST = 3.4028234663852886e38
+"""Of a float32, which trainers compute with."""
 WHOLE = 4 * 1024 * 1024
 """Bytes up to which a group is decoded in one go; beyond, row by row, so that other threads get their turn."""
 
@@ -297,11 +299,15 @@ def _check_advantages(
 
 
 def _check_finite(values: Sequence[float], place: tuple[str | int, ...]) -> None:
-    if math.isfinite(sum(values)):
+    if sum(map(abs, values)) <= LARGEST:
         return
     for index, value in enumerate(values):
         if not math.isfinite(value):
             raise Refused((*place, index), f"{value} is not a finite number", "finite_number")
+        if abs(value) > LARGEST:
+            raise Refused(
+                (*place, index), f"{value} is beyond float32; give a number within ±3.4028234e38", "finite_number"
+            )
 
 
 def _check_messages(posted: Posted, count: int, place: tuple[str | int, ...]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,6 +17,9 @@ from tinker_atropos_atropos.selection import minimums, possible
 MIN_ENV_WEIGHT = 0.01
 """The least share of workers that an environment is told to use; the original's."""
 MAX_BATCH = 1_000_000
+SILENCE = 60.0
+"""Seconds without a poll or a group after which an environment counts no more; atroposlib's never say farewell."""
+MAX_ENVIRONMENTS = 1000
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -76,12 +81,33 @@ class Load:
 
 
 class Roster:
-    """The registered trainer and environments."""
+    """The registered trainer and environments. One that has been silent for `silence` seconds counts no more until it
+    is `heard` again; of those the oldest are forgotten beyond `MAX_ENVIRONMENTS`.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, silence: float = SILENCE, clock: Callable[[], float] = time.monotonic) -> None:
         self.registration: Registration | None = None
-        self.environments: list[Environment] = []
+        self._silence = silence
+        self._clock = clock
+        self._by_number: dict[int, Environment] = {}
+        self._heard: dict[int, float] = {}
         self._names: dict[str, int] = {}
+        self._next = 0
+
+    @property
+    def environments(self) -> list[Environment]:
+        """All that are known, live or not, oldest first."""
+        return list(self._by_number.values())
+
+    def heard(self, number: int) -> None:
+        """Note that an environment has polled or posted."""
+        if number in self._by_number:
+            self._heard[number] = self._clock()
+
+    def live(self) -> list[Environment]:
+        """Return the environments that count: connected, and not silent for long."""
+        since = self._clock() - self._silence
+        return [e for e in self._by_number.values() if e.connected and self._heard[e.number] >= since]
 
     def register(self, registration: Registration) -> int:
         """Take a trainer; a newer one takes an older one's place. Returns a number that is its own."""
@@ -91,20 +117,20 @@ class Roster:
     def reset(self) -> None:
         """Forget the trainer and every environment."""
         self.registration = None
-        self.environments = []
-        self._names = {}
+        self._by_number, self._heard, self._names, self._next = {}, {}, {}, 0
 
     def restore(self, registration: Registration | None, environments: list[Environment]) -> None:
         """Continue with what an earlier process knew."""
         self.registration = registration
-        self.environments = environments
-        self._names = {}
-        for environment in environments:
-            self._names[environment.desired_name] = self._names.get(environment.desired_name, 0) + 1
+        self._by_number = {environment.number: environment for environment in environments}
+        self._next = max(self._by_number, default=-1) + 1
+        self._heard = dict.fromkeys(self._by_number, self._clock())
+        # The newest of a name has its highest number, also where older ones were forgotten.
+        self._names = {e.desired_name: int(e.real_name.rpartition("_")[2]) + 1 for e in environments}
 
     def find(self, number: int) -> Environment | None:
         """Return the environment of that number, if there is one."""
-        return self.environments[number] if 0 <= number < len(self.environments) else None
+        return self._by_number.get(number)
 
     def check_fit(self, asked: RegisterEnv) -> None:
         """Raise `Refused` if groups of that size can never complete a batch."""
@@ -118,7 +144,7 @@ class Roster:
                 f"a group of {size} never fits a batch of {batch}; use a group_size of at most {batch}, or register "
                 f"the trainer with a batch_size of at least {size}",
             )
-        others = [environment.group_size for environment in self.environments if environment.connected]
+        others = [environment.group_size for environment in self.live()]
         if not possible([*others, size], batch, using=size):
             below, above = batch // size * size, -(-batch // size) * size
             raise Refused(
@@ -128,12 +154,14 @@ class Roster:
             )
 
     def admit(self, asked: RegisterEnv) -> Environment:
-        """Add an environment and return it."""
+        """Add an environment and return it; raises `Refused` where as many as there may be are live."""
+        if len(self._by_number) >= MAX_ENVIRONMENTS:
+            self._forget_one()
         name = asked.desired_name or "env"
         count = self._names.get(name, 0)
         self._names[name] = count + 1
         environment = Environment(
-            number=len(self.environments),
+            number=self._next,
             desired_name=name,
             real_name=f"{name}_{count}",
             max_context_len=asked.max_token_length,
@@ -141,25 +169,37 @@ class Roster:
             group_size=asked.group_size,
             min_batch_allocation=asked.min_batch_allocation,
         )
-        self.environments.append(environment)
+        self._next += 1
+        self._by_number[environment.number] = environment
+        self._heard[environment.number] = self._clock()
         return environment
 
+    def _forget_one(self) -> None:
+        live = {environment.number for environment in self.live()}
+        silent = next((number for number in self._by_number if number not in live), None)
+        if silent is None:
+            raise Refused(("desired_name",), f"{MAX_ENVIRONMENTS} environments take part, and no more may; end some")
+        gone = self._by_number.pop(silent)
+        del self._heard[silent]
+        if all(other.desired_name != gone.desired_name for other in self._by_number.values()):
+            self._names.pop(gone.desired_name)
+
     def owed(self) -> dict[int, int]:
-        """Return how many sequences of a batch each connected environment with a minimum is owed."""
+        """Return how many sequences of a batch each live environment with a minimum is owed."""
         assert self.registration is not None
-        shares = {e.number: e.min_batch_allocation for e in self._connected() if e.min_batch_allocation}
+        shares = {e.number: e.min_batch_allocation for e in self.live() if e.min_batch_allocation}
         return minimums(shares, self.registration.batch_size) if shares else {}
 
     def status(self, environment: Environment, load: Load, step: int) -> dict[str, Any]:
         """Return the answer to /status-env."""
-        total = sum(e.max_context_len * e.weight for e in self._connected())
+        total = sum(e.max_context_len * e.weight for e in self.live())
         own = environment.max_context_len * environment.weight
         size = max(environment.group_size, load.largest_own)
         owed = self.owed() if self.registration is not None else {}
         others = sum(
             max(0, count - (owed.get(number, 0) if number is not None else 0)) for number, count in load.others.items()
         )
-        allocated = sum(e.min_batch_allocation or 0.0 for e in self._connected())
+        allocated = sum(e.min_batch_allocation or 0.0 for e in self.live())
         return {
             "current_step": step,
             "queue_size": (load.own + others) // size,
@@ -168,9 +208,6 @@ class Roster:
             "max_group_size": max(1, load.largest),
             "env_weight": max(MIN_ENV_WEIGHT, own / total) if total > 0 else MIN_ENV_WEIGHT,
         }
-
-    def _connected(self) -> list[Environment]:
-        return [environment for environment in self.environments if environment.connected]
 
 
 def admitted(environment: Environment, registration: Registration, step: int) -> dict[str, Any]:

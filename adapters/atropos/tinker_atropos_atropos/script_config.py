@@ -40,7 +40,11 @@ class Script(BaseModel):
     cwd: Path | None = Field(None, description="folder it runs in, in place of the shared one")
     server_type: ServerType | None = Field(None, description="dialect it samples in, in place of the shared one")
     min_allocation: float | None = Field(
-        None, ge=0, le=1, allow_inf_nan=False, description="least share of every batch that is its own"
+        None,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="the script's own min_batch_allocation, by which it steers what is in flight; shapes no batch",
     )
 
     @field_validator("args")

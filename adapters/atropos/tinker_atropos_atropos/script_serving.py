@@ -77,8 +77,9 @@ class ObservedBackend(SinkBackend):
     async def put(self, arrivals: Sequence[Arrival], wait: float) -> list[dict[str, Any]]:
         """Hand groups to the run."""
         answers = await super().put(arrivals, wait)
-        for arrival in arrivals:
-            self._observed.posted(arrival.group.posted.env_id)
+        for arrival, answer in zip(arrivals, answers, strict=True):
+            if "duplicate" not in answer:
+                self._observed.posted(arrival.group.posted.env_id)
         return answers
 
 

@@ -81,8 +81,8 @@ class RemoteGroups:
         """Groups are posted to the API, not put here."""
         raise RunError(f"group {group.id!r} can't be put: groups of this run come from {self.url}")
 
-    async def lease(self, n: int, fence: int) -> list[Leased[Group]]:
-        """Take the `n` oldest groups; one that can't be trained on carries the reason."""
+    async def lease(self, n: int, fence: int, *, token: str | None = None) -> list[Leased[Group]]:
+        """Take the `n` oldest groups; one that can't be trained on carries the reason. `token` is the API client's."""
         await self._joined.wait()
         leased = await self._patiently(lambda: self._api.lease(n, fence))
         groups = [await asyncio.to_thread(self._convert, entry.item) for entry in leased]

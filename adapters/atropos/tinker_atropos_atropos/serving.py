@@ -23,16 +23,18 @@ BACKLOG = 1024
 
 
 def bind(host: str, port: int, *, guarded: bool) -> socket.socket:
-    """Return a socket that has the port; beyond loopback only where a token guards it."""
+    """Return a socket that has the port; beyond loopback only where TLS and a token guard it (`guarded`)."""
     address = "127.0.0.1" if host == "localhost" else host
     try:
         loopback = ipaddress.ip_address(address).is_loopback
     except ValueError:
-        raise ConfigError(f"--host {host!r:.80} is no address; use 127.0.0.1, or 0.0.0.0 with --token-file") from None
+        raise ConfigError(
+            f"--host {host!r:.80} is no address; use 127.0.0.1, or 0.0.0.0 with --token-file and TLS"
+        ) from None
     if not loopback and not guarded:
         raise ConfigError(
-            f"--host {host} is not loopback: whoever reaches it could post and take data; give --token-file, or use "
-            "--host 127.0.0.1"
+            f"--host {host} is not loopback: whoever reaches it, or listens on the way, could post and take data; "
+            "give --token-file, --tls-cert and --tls-key, or use --host 127.0.0.1"
         )
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port {port} is out of range; choose 1 to 65535, or 0 for a free one")
@@ -89,7 +91,7 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve the API until the block ends; yields its base URL."""
     settings = settings or ApiSettings()
-    listener = bind(host, port, guarded=settings.token is not None)
+    listener = bind(host, port, guarded=settings.token is not None and tls is not None)
     runner = web.AppRunner(
         make_app(backend, settings),
         access_log=None,

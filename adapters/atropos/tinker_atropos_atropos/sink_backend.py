@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from tinker_atropos.external import GroupSink, PolicyEndpoint
@@ -15,6 +15,7 @@ from tinker_atropos.trajectory import PolicyRef, TaskRef
 from tinker_atropos_atropos.backend import Arrival, Conflict, Delivery, Full
 from tinker_atropos_atropos.convert import has_images, to_group
 from tinker_atropos_atropos.posted import Arrived, Refused, normal_form
+from tinker_atropos_atropos.repeats import WINDOW, Repeats
 from tinker_atropos_atropos.roster import Environment, Load, RegisterEnv, Registration, Roster, admitted
 
 AT_ONCE = 64
@@ -32,6 +33,7 @@ class SinkBackend:
         newest: Callable[[], PolicyRef | None] = lambda: None,
         trust_inference_logprobs: bool = False,
         images: bool = False,
+        repeat_window: float = WINDOW,
     ) -> None:
         self._newest = newest  # what posted log-probabilities count as sampled from, where they are trusted
         self._sink = sink
@@ -39,6 +41,7 @@ class SinkBackend:
         self._trust = trust_inference_logprobs
         self._images = images
         self._places = asyncio.Semaphore(AT_ONCE)
+        self._repeats = Repeats(repeat_window)
         self._roster = Roster()
         self._latest: Arrived | None = None
         self._arrived = 0
@@ -97,19 +100,25 @@ class SinkBackend:
         """Return what an environment steers its workers by; what waits counts as everybody's."""
         waiting = self._sink.waiting
         environment = self._known(number)
+        self._roster.heard(number)
         return self._roster.status(environment, Load(waiting, {}, environment.group_size), self._sink.step)
 
     def details(self) -> dict[str, Any]:
         """Return what the protocol has no place for."""
         return {**self.status(), "counts": dict(self.counts)}
 
-    async def room(self, wait: float) -> None:
-        """Wait until one more post may wait for the sink."""
+    @asynccontextmanager
+    async def room(self, wait: float) -> AsyncIterator[None]:
+        """Hold one of the places of posts that may wait for the sink."""
         try:
-            async with asyncio.timeout(wait), self._places:
-                return
+            async with asyncio.timeout(wait):
+                await self._places.acquire()
         except TimeoutError:
             raise Full(f"{AT_ONCE} groups wait for the trainer already; post again later") from None
+        try:
+            yield
+        finally:
+            self._places.release()
 
     def prepare(self, arrival: Arrival) -> Arrival:
         """Return the group as it is: it is converted once a place is free."""
@@ -120,17 +129,18 @@ class SinkBackend:
         for arrival in prepared:
             self._check(arrival.group)
         deadline = time.monotonic() + wait
-        async with self._places:
-            return [await self._put(arrival, deadline) for arrival in prepared]
+        return [await self._put(arrival, deadline) for arrival in prepared]
 
     async def _put(self, arrival: Arrival, deadline: float) -> dict[str, Any]:
         posted = arrival.group.posted
         name = "atropos"
         if posted.env_id is not None:
             name = self._known(posted.env_id).real_name
+            self._roster.heard(posted.env_id)
+        content = arrival.content or arrival.group.digest
         converted = to_group(
             posted,
-            id=f"atropos-{arrival.group.digest if arrival.key is None else arrival.key}",
+            id=f"atropos-{self._repeats.name(content) if arrival.key is None else arrival.key}",
             task=TaskRef(split=name, index=self._arrived, seed=0),
             prove=self._endpoint.prove,
             newest=self._newest(),
@@ -144,15 +154,18 @@ class SinkBackend:
             return {"status": "received", "discarded": converted.discard}
         put = await self._sink.put(converted.group, wait=max(0.0, deadline - time.monotonic()))
         if put == "blocked":
+            self._repeats.again(content)
             raise Full(f"{self._sink.waiting} trajectories wait for the trainer, and no more may; post again later")
         self._count(put, converted.counts if put == "accepted" else Counter())
-        return {"status": "received"}
+        return {"status": "received"} if put == "accepted" else {"status": "received", "duplicate": True}
 
     def _count(self, outcome: str, tokens: Counter[str]) -> None:
         self.counts[outcome] += 1
         for name, count in tokens.items():
             self.counts[f"tokens: {name}"] += count
         shown = {f"tokens_{name}": float(self.counts[f"tokens: {name}"]) for name in ("trained", "unproven")}
+        if self.counts["duplicate"]:
+            shown["groups_duplicate"] = float(self.counts["duplicate"])
         for name in ("logprobs_disagree", "trusted"):
             if self.counts[f"tokens: {name}"]:
                 shown[f"tokens_{name}"] = float(self.counts[f"tokens: {name}"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -17,9 +18,10 @@ from tinker_atropos.state import FencedOut, Leased, State, StoredItem
 from tinker_atropos_atropos.backend import Arrival, Delivery, Full
 from tinker_atropos_atropos.line import Line, Waiting
 from tinker_atropos_atropos.posted import Refused, normal_form
-from tinker_atropos_atropos.roster import Environment, RegisterEnv, Registration, Roster, admitted
+from tinker_atropos_atropos.repeats import WINDOW, Repeats
+from tinker_atropos_atropos.roster import SILENCE, Environment, RegisterEnv, Registration, Roster, admitted
 from tinker_atropos_atropos.selection import possible
-from tinker_atropos_atropos.stored import json_of, meta_of, store
+from tinker_atropos_atropos.stored import is_keyed, json_of, meta_of, store
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,9 @@ PATIENCE = 120.0
 BLOCKED = 64
 """Posts that may wait for room with their bodies read: what is posted again must not wait behind what is new."""
 DOUBTFUL = 1000
+LEASE_SECONDS = 10.0
+CHECK_SECONDS = 1.0
+"""Seconds after which a post asks again whether another API has taken over the same run."""
 NOTE = "atropos"
 TOO_LARGE = "larger than the batch"
 
@@ -37,7 +42,10 @@ WAIT_FOR_TRAINER = {"status": "wait for trainer to start"}
 
 
 class Notes(msgspec.Struct):
-    """What must outlive a process, beside the groups. `committing`: a commit that may not have happened yet."""
+    """What must outlive a process, beside the groups. `committing`: a commit that may not have happened yet.
+
+    `leasing` is the key of a remote trainer's newest lease: its answer may not have arrived.
+    """
 
     registration: Registration | None = None
     environments: list[Environment] = []
@@ -47,6 +55,7 @@ class Notes(msgspec.Struct):
     started: bool = False
     generation: int = 0
     committing: list[str] = []
+    leasing: str = ""
 
 
 class StateBackend:
@@ -61,15 +70,19 @@ class StateBackend:
         *,
         cap_bytes: int = CAP_BYTES,
         patience: float = PATIENCE,
+        repeat_window: float = WINDOW,
+        silence: float = SILENCE,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._state = state
         self._cap_bytes = cap_bytes
         self._patience = patience
         self._clock = clock
+        self._repeats = Repeats(repeat_window, clock=clock, wall=wall)
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
-        self._roster = Roster()
+        self._roster = Roster(silence, clock)
         self._line = Line()
         self._notes = Notes()
         self._leased: dict[str, StoredItem] = {}  # by this API, for batches
@@ -77,12 +90,15 @@ class StateBackend:
         self._outstanding: list[Delivery] = []
         self._known: dict[str, Waiting] = {}  # groups of outstanding batches
         self._arrivals = 0
+        self._posts = 0  # that have a place, with their bodies read or not
         self._putting: Counter[str] = Counter()
         self._early: set[str] = set()  # of those, leased before their put had come back
         self._doubtful: set[str] = set()  # put without a clear answer
         self._latest: StoredItem | None = None
         self._heard: dict[int, float] = {}
         self._last_lease: tuple[str, list[Leased[StoredItem]]] | None = None
+        self._over = False  # another API has taken over the run
+        self._checked = -math.inf
         self.counts: Counter[str] = Counter()
 
     async def start(self) -> None:
@@ -91,11 +107,19 @@ class StateBackend:
         if saved is not None:
             self._notes = msgspec.json.decode(saved, type=Notes)
             self._roster.restore(self._notes.registration, self._notes.environments)
-        if self._notes.epoch and not self._notes.remote:
-            if self._notes.committing:
-                await self._state.commit(self._notes.committing, self._notes.epoch)
-                self._notes.committing = []
+        if self._notes.remote:
+            try:
+                await self._state.commit([], self._notes.epoch)
+            except FencedOut:  # an earlier process ended between a new epoch and its note: nobody holds that epoch
+                self._notes.epoch = await self._state.fence()
+                await self._save()
+        else:
+            # Always a new epoch, so that no other API of the same run gives out the same groups.
+            self._notes.epoch = await self._state.fence()
+            await self._state.commit(self._notes.committing, self._notes.epoch)
+            self._notes.committing = []
             await self._state.rewind(self._notes.epoch)
+            await self._save()
         await self._look()
         now = self._clock()
         self._heard = {environment.number: now for environment in self._roster.environments}
@@ -177,6 +201,7 @@ class StateBackend:
     def status_env(self, number: int) -> dict[str, Any]:
         """Return what an environment steers its workers by."""
         environment = self._known_env(number, ("env_id",))
+        self._roster.heard(number)
         return self._roster.status(environment, self._line.load(number), self._step)
 
     def details(self) -> dict[str, Any]:
@@ -188,25 +213,38 @@ class StateBackend:
             "waiting_sequences": self._line.sequences,
             "waiting_bytes": self._line.bytes,
             "outstanding_batches": len(self._outstanding),
-            "environments": sum(environment.connected for environment in self._roster.environments),
+            "environments": len(self._roster.live()),
             "epoch": self._notes.epoch,
             "counts": dict(self.counts),
         }
 
     # What comes in.
 
-    async def room(self, wait: float) -> None:
-        """Wait until a group would be taken, or may wait with its body read."""
-        await self._wait_for(lambda: self._has_room() or len(self._putting) < BLOCKED, wait)
+    @asynccontextmanager
+    async def room(self, wait: float) -> AsyncIterator[None]:
+        """Hold a place for a post: where a group would be taken, or may wait with its body read."""
+        try:
+            async with asyncio.timeout(wait), self._changed:
+                await self._changed.wait_for(self._has_place)
+                self._posts += 1
+        except TimeoutError:
+            raise self._full() from None
+        try:
+            yield
+        finally:
+            self._posts -= 1
+            await self._tell()
 
     def prepare(self, arrival: Arrival) -> StoredItem:
         """Return a group as it is kept."""
-        return store(arrival.group, arrival.compressed, arrival.key)
+        return store(arrival.group, arrival.compressed, arrival.key, arrival.content)
 
     async def put(self, prepared: Sequence[StoredItem], wait: float) -> list[dict[str, Any]]:
         """Take groups; each is in the State before its answer is given."""
         for item in prepared:
             self._check(item)
+        if self._over or self._clock() - self._checked > CHECK_SECONDS:
+            await self._check_epoch()
         deadline = self._clock() + wait
         return [await self._put(item, deadline) for item in prepared]
 
@@ -225,13 +263,17 @@ class StateBackend:
 
     async def _put(self, item: StoredItem, deadline: float) -> dict[str, Any]:
         # After a reset the same content is another group.
-        item = replace(item, id=f"{self._notes.generation}-{item.id}")
+        content = None if is_keyed(item) else f"{self._notes.generation}-{item.id}"
+        id = f"{self._notes.generation}-{item.id}" if content is None else self._repeats.name(content)
+        item = replace(item, id=id)
         if not self._is_held(item.id):
             await self._wait_for(self._has_bytes, deadline - self._clock())
         self._putting[item.id] += 1
         try:
             put = await self._state.put(item, wait=max(0.0, deadline - self._clock()))
             if put == "blocked":
+                if content is not None:
+                    self._repeats.again(content)
                 self._doubtful.add(item.id)  # Redis may have it all the same, if it did not answer in time
                 raise self._full()
             if put == "accepted" and item.id not in self._early and not self._is_held(item.id):
@@ -255,6 +297,7 @@ class StateBackend:
         if environment is None:
             return {"status": "received"}
         self._heard[environment.number] = self._clock()
+        self._roster.heard(environment.number)
         if meta.sequences == environment.group_size:
             return {"status": "received"}
         return {"status": "buffered", "buffer_size": self._line.odd(environment.number, environment.group_size)}
@@ -309,6 +352,7 @@ class StateBackend:
             raise FencedOut(
                 f"a trainer of epoch {self._notes.epoch} leases from this API; POST /register to take its place"
             )
+        await self._check_epoch()
         if not self._notes.started:
             self._notes.started = True
             await self._save()
@@ -368,6 +412,7 @@ class StateBackend:
         if not given:
             return
         ids = [item.id for delivery in given for item in delivery.items]
+        await self._check_epoch()
         # Written first: a process that dies in between finishes the commit when it starts again.
         after = msgspec.structs.replace(self._notes, step=self._notes.step + len(given), committing=ids)
         await self._state.set_note(NOTE, msgspec.json.encode(after))
@@ -415,14 +460,26 @@ class StateBackend:
                     lambda: len(self._line) >= n or self._fenced_out(fence) or self._leased_before(key)
                 )
         except TimeoutError:
+            if await self._state.size() > len(self._line):
+                await self._look()
             return []
         async with self._lock:
             self._check_fence(fence)
-            if self._last_lease is not None and self._leased_before(key):
+            if self._last_lease is not None and self._last_lease[0] == key:
                 return self._last_lease[1]
-            if len(self._line) < n:
+            if len(self._line) < n and not self._leased_before(key):
                 return []
-            leased = await self._state.lease(n, fence)
+            if key != self._notes.leasing:
+                # Written first: a process that dies in between gives the same groups when it is asked again.
+                self._notes.leasing = key
+                await self._save()
+            try:
+                # As many wait, or the State holds them for this key: only a discard in between makes it wait.
+                async with asyncio.timeout(LEASE_SECONDS):
+                    leased = await self._state.lease(n, fence, token=key)
+            except TimeoutError:
+                self._forget_lease()
+                return []
             for entry in leased:
                 self._arrive(entry.item)
                 group = self._line.remove(entry.item.id)
@@ -438,15 +495,17 @@ class StateBackend:
             for id in consumed:
                 self._remote.pop(id, None)
                 self._line.remove(id)
-            self._last_lease = None
+            self._forget_lease()
             self.counts["committed"] += len(consumed)
         await self._tell()
 
-    async def discard(self, ids: Collection[str], reason: str) -> None:
-        """End groups without training on them."""
+    async def discard(self, ids: Collection[str], reason: str, fence: int | None = None) -> None:
+        """End groups without training on them; with a `fence` only by the trainer of that epoch."""
         async with self._lock:
+            if fence is not None:
+                self._check_fence(fence)
             for id in ids:
-                await self._discard(id, reason)
+                await self._discard(id, reason, fence)
         await self._tell()
 
     async def rewind(self, fence: int) -> list[StoredItem]:
@@ -474,6 +533,9 @@ class StateBackend:
     def _held(self) -> int:
         return len(self._line) + len(self._known) + len(self._remote)
 
+    def _has_place(self) -> bool:
+        return self._posts < BLOCKED or (self._held + self._posts < self._state.cap and self._has_bytes())
+
     def _has_room(self) -> bool:
         return self._held < self._state.cap and self._has_bytes()
 
@@ -499,12 +561,13 @@ class StateBackend:
 
     def _misfits(self, registration: Registration) -> dict[str, Any]:
         """Say which environments that are there already can't fill a batch of the new size."""
-        sizes = [environment.group_size for environment in self._roster.environments if environment.connected]
+        live = self._roster.live()
+        sizes = [environment.group_size for environment in live]
         wrong = [
             f"{environment.real_name} posts groups of {environment.group_size}, which never sum to a batch of "
             f"{registration.batch_size}"
-            for environment in self._roster.environments
-            if environment.connected and not possible(sizes, registration.batch_size, using=environment.group_size)
+            for environment in live
+            if not possible(sizes, registration.batch_size, using=environment.group_size)
         ]
         for line in wrong:
             log.warning("%s", line)
@@ -514,14 +577,16 @@ class StateBackend:
         """Begin an epoch. Batches on their way or not acknowledged are no longer anybody's."""
         # A trainer that leases and follows another of its kind commits what its checkpoint lists before it rewinds.
         leaves_to_trainer = remote and self._notes.remote
+        await self._check_epoch()
         self._notes.epoch = await self._state.fence()
-        self._notes.remote = remote
         self._outstanding = []
-        self._last_lease = None
+        self._forget_lease()
         if not leaves_to_trainer:
             await self._rewind(self._notes.epoch)
+        self._notes.remote = remote
 
     async def _rewind(self, fence: int) -> list[StoredItem]:
+        self._forget_lease()
         items = await self._state.rewind(fence)
         known = {**self._known, **self._remote}
         back = []
@@ -535,15 +600,18 @@ class StateBackend:
         self._line.put_back(back)
         return items
 
-    async def _discard(self, id: str, reason: str) -> None:
-        await self._state.discard(id, reason)
+    async def _discard(self, id: str, reason: str, fence: int | None = None) -> None:
+        await self._state.discard(id, reason, fence=fence)
         self._line.remove(id)
         self._remote.pop(id, None)
         self._leased.pop(id, None)
         self.counts[f"discarded: {reason}"] += 1
 
     def _leased_before(self, key: str) -> bool:
-        return self._last_lease is not None and self._last_lease[0] == key
+        return key == self._notes.leasing
+
+    def _forget_lease(self) -> None:
+        self._last_lease, self._notes.leasing = None, ""
 
     def _fenced_out(self, fence: int) -> bool:
         return fence != self._notes.epoch or not self._notes.remote
@@ -552,7 +620,22 @@ class StateBackend:
         if self._fenced_out(fence):
             raise FencedOut(f"the trainer's epoch {fence} is over: epoch {self._notes.epoch} has taken its place")
 
+    async def _check_epoch(self) -> None:
+        """Raise `FencedOut` for ever once another API has begun an epoch of its own over the same run."""
+        if not self._over:
+            try:
+                await self._state.commit([], self._notes.epoch)
+            except FencedOut:
+                self._over = True
+                log.error("another API has taken over this run; this one answers no more")
+            self._checked = self._clock()
+        if self._over:
+            raise FencedOut(
+                "another API has taken over this run's state; use that one, and give this one another --run name"
+            )
+
     async def _save(self) -> None:
+        await self._check_epoch()
         self._notes.environments = self._roster.environments
         await self._state.set_note(NOTE, msgspec.json.encode(self._notes))
 

@@ -9,6 +9,7 @@ from tinker_atropos_atropos.bodies import WORTH_GZIP, gunzip, gzipped
 from tinker_atropos_atropos.posted import Arrived
 
 KIND = "atropos.group"
+KEYED = "k"  # no digest begins so
 
 
 class Meta(msgspec.Struct, frozen=True):
@@ -35,8 +36,8 @@ def json_of(item: StoredItem) -> bytes:
     return gunzip(item.body, meta.size) if meta.gzip else item.body
 
 
-def store(arrived: Arrived, compressed: bytes | None = None, key: str | None = None) -> StoredItem:
-    """Return what is kept of a group, under its poster's `key` or its content's digest.
+def store(arrived: Arrived, compressed: bytes | None = None, key: str | None = None, content: str = "") -> StoredItem:
+    """Return what is kept of a group, under its poster's `key` or else `content`; `is_keyed` tells which.
 
     `compressed` is the gzip that its JSON came as, if it came alone in one.
     """
@@ -44,5 +45,10 @@ def store(arrived: Arrived, compressed: bytes | None = None, key: str | None = N
     if body is None and len(arrived.body) >= WORTH_GZIP:
         body = gzipped(arrived.body)
     meta = Meta(arrived.sequences, arrived.posted.env_id, body is not None, len(arrived.body))
-    id = arrived.digest if key is None else f"k{key}"
+    id = (content or arrived.digest) if key is None else f"{KEYED}{key}"
     return StoredItem(id, KIND, arrived.body if body is None else body, msgspec.to_builtins(meta))
+
+
+def is_keyed(item: StoredItem) -> bool:
+    """Return whether the poster gave the name of what `store` returned."""
+    return item.id.startswith(KEYED)

@@ -35,10 +35,11 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class Discard(msgspec.Struct, frozen=True):
-    """Lists groups that end untrained."""
+    """Lists groups that end untrained. With a `fence` an older trainer is refused."""
 
     ids: list[str]
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    fence: Number | None = None
 
 
 class Rewind(msgspec.Struct, frozen=True):
@@ -78,7 +79,7 @@ def add_trainer_routes(app: web.Application, backend: Backend) -> None:
 
     async def discard(request: web.Request) -> web.Response:
         asked = read_small(await request.read(), Discard)
-        await state().discard(asked.ids, asked.reason)
+        await state().discard(asked.ids, asked.reason, asked.fence)
         return _json({})
 
     async def rewind(request: web.Request) -> web.Response:

@@ -110,6 +110,9 @@ async def _rewinding(state: Any) -> None:
     await state.discard("b", "stale")
     again = [lease.group.id for lease in await state.lease(1, fence)]
     hold(again == ["c"], f"a discarded group must not come back, got {again}")
+    await state.rewind(fence)
+    asked = [[lease.item.id for lease in await state.lease(2, fence, token="asked")] for _ in range(2)]
+    hold(asked == [["c", "d"]] * 2, f"a lease with the same token must give the same groups again, got {asked}")
 
 
 async def _bound(state: Any) -> None:

@@ -22,6 +22,7 @@ class MemoryState(Generic[ItemT]):
         self._changed = asyncio.Condition()
         self._waiting: dict[str, ItemT] = {}
         self._leased: dict[str, ItemT] = {}
+        self._tokens: dict[str, str] = {}  # of leased items, where their lease has one
         self._ended: dict[str, str] = {}
         self._notes: dict[str, bytes] = {}
         self._fence = 0
@@ -52,15 +53,18 @@ class MemoryState(Generic[ItemT]):
             self._changed.notify_all()
             return "accepted"
 
-    async def lease(self, n: int, fence: int) -> list[Leased[ItemT]]:
+    async def lease(self, n: int, fence: int, *, token: str | None = None) -> list[Leased[ItemT]]:
         """Take the `n` oldest items together; see `State.lease`."""
         check_lease(n, self.cap)
         async with self._changed:
-            await self._until(lambda: len(self._waiting) >= n or fence != self._fence)
+            await self._until(lambda: len(self._waiting) + len(self._held_by(token)) >= n or fence != self._fence)
             self._check(fence)
-            taken = [self._waiting.pop(id) for id in list(self._waiting)[:n]]
+            held = self._held_by(token)
+            taken = [self._waiting.pop(id) for id in list(self._waiting)[: max(0, n - len(held))]]
             self._leased.update({item.id: item for item in taken})
-            return [Leased(item, fence) for item in taken]
+            if token is not None:
+                self._tokens.update({item.id: token for item in taken})
+            return [Leased(item, fence) for item in (*held, *taken)]
 
     async def discard(self, id: str, reason: str, *, fence: int | None = None) -> None:
         """End an item without training on it."""
@@ -99,6 +103,7 @@ class MemoryState(Generic[ItemT]):
             returned = list(self._leased.values())
             self._waiting = {**self._leased, **self._waiting}
             self._leased.clear()
+            self._tokens.clear()
             self._changed.notify_all()
             return returned
 
@@ -133,11 +138,15 @@ class MemoryState(Generic[ItemT]):
         for id in ids:
             self._waiting.pop(id, None)
             self._leased.pop(id, None)
+            self._tokens.pop(id, None)
             self._ended[id] = reason
         # Ended ids are kept only to answer a late duplicate.
         for id in list(self._ended)[: max(0, len(self._ended) - remembered(self.cap))]:
             del self._ended[id]
         self._changed.notify_all()
+
+    def _held_by(self, token: str | None) -> list[ItemT]:
+        return [] if token is None else [self._leased[id] for id, held in self._tokens.items() if held == token]
 
     def _known(self, id: str) -> bool:
         return id in self._waiting or id in self._leased or id in self._ended

@@ -83,8 +83,11 @@ class State(Protocol[ItemT]):
         """Add an item; idempotent by id. At the cap it waits `wait` seconds (None: for ever), then is `blocked`."""
         ...
 
-    async def lease(self, n: int, fence: int) -> list[Leased[ItemT]]:
-        """Take the `n` oldest items together; waits until there are that many. Raises `FencedOut`."""
+    async def lease(self, n: int, fence: int, *, token: str | None = None) -> list[Leased[ItemT]]:
+        """Take the `n` oldest items together; waits until there are that many. Raises `FencedOut`.
+
+        The same `token` again gives the items that it holds again, as long as nothing has ended or rewound them.
+        """
         ...
 
     async def discard(self, id: str, reason: str, *, fence: int | None = None) -> None:

@@ -98,10 +98,10 @@ class RedisState(Generic[ItemT]):
             return "blocked"
         return cast(Put, answer)
 
-    async def lease(self, n: int, fence: int) -> list[Leased[ItemT]]:
+    async def lease(self, n: int, fence: int, *, token: str | None = None) -> list[Leased[ItemT]]:
         """Take the `n` oldest items together; see `State.lease`."""
         check_lease(n, self.cap)
-        token = _token()
+        token = _token() if token is None else f"asked:{token}"
         while True:
             bell = self._arrivals.bell()
             taking = asyncio.create_task(self._take(n, fence, token))
