@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import TypeVar
 
 import aiohttp
 import msgspec
-from tinker_atropos.errors import RunError, TransientError
+from tinker_atropos.errors import PluginError, RunError, TransientError
 from tinker_atropos.external import PolicyEndpoint, RunInfo
-from tinker_atropos.rollout.external import REFUSED
+from tinker_atropos.rollout.external import REFUSED, check_group
 from tinker_atropos.state import FencedOut, Leased, StoredItem
 from tinker_atropos.trajectory import Group, PolicyRef, TaskRef
 
 from tinker_atropos_atropos.api_state import ApiState
-from tinker_atropos_atropos.convert import to_group
-from tinker_atropos_atropos.posted import read_group
+from tinker_atropos_atropos.border import unfit
+from tinker_atropos_atropos.convert import Converted, to_group
+from tinker_atropos_atropos.posted import Posted, path_text, read_group
 from tinker_atropos_atropos.script_config import AtroposConfig
 from tinker_atropos_atropos.script_watch import Seen
 from tinker_atropos_atropos.stored import json_of, meta_of
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -144,7 +148,9 @@ class RemoteGroups:
             return self._ref
 
     def _convert(self, item: StoredItem) -> Group:
+        """Return the group as the trainer takes it; what it could not take carries the reason, as at a run's sink."""
         assert self._endpoint is not None
+        assert self._info is not None
         arrived = read_group(json_of(item))
         environment = meta_of(item).env
         converted = to_group(
@@ -152,13 +158,29 @@ class RemoteGroups:
             id=item.id,
             task=TaskRef("atropos" if environment is None else f"environment {environment}", self._leased_ever, 0),
             prove=self._endpoint.prove,
-            newest=self._ref,
         )
         self._leased_ever += 1
-        if converted.discard is None:
+        reason = self._refusal(arrived.posted, converted)
+        if reason is None:
             return converted.group
-        overrides = {**converted.group.overrides, REFUSED: converted.discard}
+        overrides = {**converted.group.overrides, REFUSED: reason}
         return Group(item.id, converted.group.task, converted.group.trajectories, overrides)
+
+    def _refusal(self, posted: Posted, converted: Converted) -> str | None:
+        assert self._endpoint is not None
+        assert self._info is not None
+        found = unfit(posted, batch_size=self._info.batch_size, context=self._endpoint.context_length)
+        if found is not None:
+            log.warning("group %s: %s: %s", converted.group.id, path_text(found.place), found.message)
+            return found.reason
+        if converted.discard is not None:
+            return converted.discard
+        try:
+            check_group(converted.group)
+        except PluginError as error:
+            log.warning("%s", error)
+            return "no trainer can take it"
+        return None
 
     async def _register(self) -> None:
         assert self._info is not None, "begin() comes first"

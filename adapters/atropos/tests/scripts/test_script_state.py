@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from tinker_atropos.errors import RunError, TransientError
+from tinker_atropos.errors import PluginError, RunError, TransientError
 from tinker_atropos.external import Proven
 from tinker_atropos.state import FencedOut, MemoryState
 from tinker_atropos.trajectory import PolicyRef
@@ -118,6 +118,44 @@ async def test_a_group_of_which_nothing_is_proven_carries_the_reason(url: str, i
         assert leased.group.overrides["refused"] == "unproven"
         await state.discard(leased.group.id, "unproven")
         assert await state.pending() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokens": [[1] * 65] * 4, "masks": [[-100] + [1] * 64] * 4}, "longer than the context"),
+        ({"images": ["a picture"] * 4}, "images"),
+        ({"scores": [0.0, 1.0, 1e308 * 10, 0.0]}, None),
+    ],
+)
+async def test_what_the_trainer_could_not_take_carries_the_reason_and_the_next_is_trained(
+    url: str, info: Any, change: dict[str, Any], reason: str | None
+) -> None:
+    async with opened(url, info) as (state, fence):
+        if reason is None:  # the API itself refuses it
+            with pytest.raises(AssertionError):
+                await send(url, "POST", "/scored_data", {**posted(10), **change})
+        else:
+            await send(url, "POST", "/scored_data", {**posted(10), **change})
+            (leased,) = await state.lease(1, fence)
+            assert leased.group.overrides["refused"] == reason
+            await state.discard(leased.group.id, reason)
+        await send(url, "POST", "/scored_data", posted(11))
+        (leased,) = await state.lease(1, fence)
+        assert "refused" not in leased.group.overrides
+
+
+async def test_what_no_trainer_takes_is_no_end_of_the_run(
+    url: str, info: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(group: Any) -> None:
+        raise PluginError("an advantage is not finite")
+
+    monkeypatch.setattr("tinker_atropos_atropos.script_state.check_group", refuses)
+    async with opened(url, info) as (state, fence):
+        await send(url, "POST", "/scored_data", posted(10))
+        (leased,) = await state.lease(1, fence)
+        assert leased.group.overrides["refused"] == "no trainer can take it"
 
 
 async def test_a_newer_trainer_takes_over_and_the_older_is_told(url: str, info: Any) -> None:
