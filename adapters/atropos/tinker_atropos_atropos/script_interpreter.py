@@ -18,6 +18,9 @@ PINS = ("atroposlib==0.4.0", "transformers==4.57.6", "datasets==3.6.0", "gymnasi
 
 LOOK_SECONDS = 60.0
 
+SECRETS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_ATROPOS_REDIS_PASSWORD", "TINKER_ATROPOS_API_TOKEN")
+"""Variables that a run reads and no script may."""
+
 # The probe imports nothing heavy: where a package lies and which version it has is all that is asked.
 _PROBE = """
 import importlib.metadata as m, importlib.util as u, json, sys
@@ -90,10 +93,10 @@ def warnings_about(interpreter: Interpreter) -> list[str]:
 
 
 def script_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables of a script: those of this process, but for its keys and what phones home."""
+    """Return the environment variables of a script: those of this process, but for its secrets and what phones home."""
     environment = dict(os.environ if base is None else base)
-    for name in ("TINKER_API_KEY", "SLURM_JOB_NODELIST", "ATROPOS_PROXY_URL"):
-        environment.pop(name, None)  # the key is not theirs; the others would send them elsewhere
+    for name in (*SECRETS, "SLURM_JOB_NODELIST", "ATROPOS_PROXY_URL"):
+        environment.pop(name, None)  # the secrets are not theirs; the others would send them elsewhere
     environment["PYTHONUNBUFFERED"] = "1"  # so that the log is there when it is shown
     for name, value in (("WANDB_MODE", "disabled"), ("TOKENIZERS_PARALLELISM", "false")):
         environment.setdefault(name, value)
