@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from tinker_atropos.errors import ConfigError
 
 from tinker_atropos_atropos.compat_config import TinkerAtroposConfig
+from tinker_atropos_atropos.script_config import check_address, without_secret
 from tinker_atropos_atropos.script_remote import CLASSIC_PORT
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def sections(config: TinkerAtroposConfig) -> dict[str, Any]:
             "save_checkpoint_interval": tinker.save_checkpoint_interval,
         },
         "atropos": {
-            "api_url": config.atropos_api_url,
+            "api_url": _api_url(config.atropos_api_url),
             "endpoint_port": _port(config.inference_api_url),
             "wandb_project": tinker.wandb_project,
             "wandb_group": tinker.wandb_group,
@@ -107,6 +108,13 @@ def sections(config: TinkerAtroposConfig) -> dict[str, Any]:
     for name, section in own.items():
         made[name] = {**made.get(name, {}), **section}
     return made
+
+
+def _api_url(url: str) -> str:
+    try:
+        return check_address(url)
+    except ValueError as error:
+        raise ConfigError(f"env.rollout_server_url: {error}, got {without_secret(url)!r}") from None
 
 
 def _port(url: str) -> int:
@@ -118,8 +126,8 @@ def _port(url: str) -> int:
         host, port = None, None
     if host not in LOOPBACK:
         raise ConfigError(
-            f"openai.base_url: {url!r} is not on this machine; the trainer serves its policy on loopback, so give "
-            f"http://localhost:{CLASSIC_PORT}/v1"
+            f"openai.base_url: {without_secret(url)!r} is not on this machine; the trainer serves its policy on "
+            f"loopback, so give http://localhost:{CLASSIC_PORT}/v1"
         )
     return port or CLASSIC_PORT
 

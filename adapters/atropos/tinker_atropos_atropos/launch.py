@@ -12,6 +12,7 @@ from typing import Any
 from tinker_atropos.errors import TinkerAtroposError, UserError
 
 from tinker_atropos_atropos.compat_config import TinkerAtroposConfig
+from tinker_atropos_atropos.script_config import without_secret
 
 FLAGS = {
     "base_model": "base_model",
@@ -87,8 +88,8 @@ def describe(config: TinkerAtroposConfig) -> str:
         "steps": config.num_steps,
         "batch": f"{config.batch_size} trajectories in groups of {config.group_size}",
         "tokens": f"{config.max_token_env_length} by the environment, {config.max_token_trainer_length} trained",
-        "trajectory API": config.atropos_api_url,
-        "inference": config.inference_api_url,
+        "trajectory API": without_secret(config.atropos_api_url),
+        "inference": without_secret(config.inference_api_url),
         "wandb": told + "; the trainer's own metrics go to metrics.jsonl",
     }
     width = max(len(name) for name in rows)

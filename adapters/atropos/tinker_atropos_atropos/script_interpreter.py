@@ -13,12 +13,14 @@ from pathlib import Path
 
 from tinker_atropos.errors import ConfigError, PluginError
 
+from tinker_atropos_atropos.script_config import TOKEN_VARIABLE
+
 PINS = ("atroposlib==0.4.0", "transformers==4.57.6", "datasets==3.6.0", "gymnasium==1.2.3", "math-verify==0.9.0")
 """With these every script of the conformance set runs; atroposlib itself pins nothing."""
 
 LOOK_SECONDS = 60.0
 
-SECRETS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_ATROPOS_REDIS_PASSWORD", "TINKER_ATROPOS_API_TOKEN")
+SECRETS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_ATROPOS_REDIS_PASSWORD", TOKEN_VARIABLE)
 """Variables that a run reads and no script may."""
 
 # The probe imports nothing heavy: where a package lies and which version it has is all that is asked.

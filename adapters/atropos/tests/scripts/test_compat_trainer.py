@@ -76,6 +76,20 @@ def test_what_was_typed_wrong_is_said_and_ends_with_2(
     assert said in capsys.readouterr().err
 
 
+def test_a_token_in_an_address_is_refused_and_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "env: {rollout_server_url: 'https://:s3cret@api.example:8000'}\n"
+        "openai: {model_name: m, base_url: 'http://u:s3cret@localhost:8001/v1'}\n"
+    )
+    assert launch.main(["--config", str(file), "--local", "--output", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr()
+    assert "TINKER_ATROPOS_API_TOKEN" in said.err
+    assert "https://…@api.example:8000" in said.err
+    assert "s3cret" not in said.out + said.err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_run_that_fails_ends_with_1_and_claims_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,9 +145,7 @@ async def test_what_the_trainer_could_not_take_carries_the_reason_and_the_next_i
         assert "refused" not in leased.group.overrides
 
 
-async def test_what_no_trainer_takes_is_no_end_of_the_run(
-    url: str, info: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_no_trainer_takes_is_no_end_of_the_run(url: str, info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(group: Any) -> None:
         raise PluginError("an advantage is not finite")
 
