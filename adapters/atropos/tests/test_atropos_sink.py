@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +120,15 @@ async def test_environments_see_the_run(sink: FakeSink, open_backend: Any, make_
         with pytest.raises(AssertionError, match="trains here itself"):
             await api.register()
         assert (await api.get("/latest_example"))["tokens"] == make_group(1)["tokens"]
+
+
+async def test_environments_are_told_a_folder_that_is_the_same_from_theirs(
+    sink: FakeSink, open_backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sink.info = dataclasses.replace(sink.info, folder=Path("runs/run"))
+    async with open_backend(SinkBackend(sink, FakeEndpoint())) as api:
+        assert (await api.register_env())["checkpoint_dir"] == str(tmp_path / "runs" / "run")
 
 
 async def test_a_group_arrives_once_and_proven(sink: FakeSink, open_backend: Any, make_group: Make) -> None:

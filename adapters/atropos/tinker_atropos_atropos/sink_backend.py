@@ -54,7 +54,7 @@ class SinkBackend:
             wandb_project="tinker-atropos",
             batch_size=info.batch_size,
             max_token_len=info.max_token_length,
-            checkpoint_dir=str(info.folder),
+            checkpoint_dir=str(info.folder.absolute()),
             save_checkpoint_interval=info.checkpoint_interval,
             starting_step=info.starting_step,
             num_steps=info.total_steps,
