@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -40,6 +40,22 @@ class Status(msgspec.Struct):
     counts: dict[str, int] = {}
 
 
+class PatientApi(ApiState):
+    """Gives up on an answer after `GONE_SECONDS`, and knows when the last one came."""
+
+    answered = -float("inf")
+    """Time of the last answer, in seconds of the event loop's clock."""
+
+    async def _post(self, name: str, body: dict[str, Any]) -> bytes:
+        try:
+            async with asyncio.timeout(GONE_SECONDS):
+                content = await super()._post(name, body)
+        except TimeoutError:
+            raise TransientError(f"{self._url} did not answer {name} in {GONE_SECONDS:g} s") from None
+        self.answered = asyncio.get_running_loop().time()
+        return content
+
+
 class RemoteGroups:
     """A `State` of groups whose items wait in an API elsewhere. It outlives this process: what no manifest counts is
     leased again.
@@ -52,7 +68,7 @@ class RemoteGroups:
     def __init__(self, config: AtroposConfig, token: str | None) -> None:
         assert config.api_url is not None
         self.url, self._config, self._token = config.api_url, config, token
-        self._api = ApiState(config.api_url, token=token)
+        self._api = PatientApi(config.api_url, token=token)
         self._open = False
         self._info: RunInfo | None = None
         self._endpoint: PolicyEndpoint | None = None
@@ -202,7 +218,7 @@ class RemoteGroups:
         try:
             async with aiohttp.ClientSession(headers=headers) as session:
                 data = None if body is None else msgspec.json.encode(body)
-                timeout = aiohttp.ClientTimeout(total=60)
+                timeout = aiohttp.ClientTimeout(total=min(60.0, GONE_SECONDS))
                 async with session.request(method, f"{self.url}/{path}", data=data, timeout=timeout) as answer:
                     content = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -233,7 +249,7 @@ class RemoteGroups:
                     "without what it held; continue with --resume"
                 ) from error
             except TransientError as error:
-                gone = loop.time() - began
+                gone = loop.time() - max(began, self._api.answered)  # a lease may wait for hours, and be answered
                 if gone >= GONE_SECONDS:
                     raise RunError(
                         f"the trajectory API at {self.url} has not answered for {gone:.0f} s: {error}. Start it with "

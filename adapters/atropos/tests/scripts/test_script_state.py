@@ -198,6 +198,42 @@ async def test_an_api_that_is_not_there_is_waited_for_then_given_up(info: Any, m
     await state.close()
 
 
+async def test_an_api_that_accepts_and_does_not_answer_is_given_up(info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr("tinker_atropos_atropos.script_state.GONE_SECONDS", 0.3)
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        state = RemoteGroups(AtroposConfig(api_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), None)
+        state.begin(info)
+        async with asyncio.timeout(60):
+            with pytest.raises(RunError, match="has not answered"):
+                await state.fence()
+            with pytest.raises(RunError, match="has not answered"):
+                await state.discard("g", "stale")
+        await state.close()
+
+
+async def test_an_api_that_goes_during_a_long_wait_is_gone_since_its_last_answer(
+    info: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinker_atropos_atropos.script_state.GONE_SECONDS", 0.3)
+    state = RemoteGroups(AtroposConfig(api_url="http://127.0.0.1:9"), None)
+    calls = 0
+
+    async def lease() -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await asyncio.sleep(0.5)
+            state._api.answered = asyncio.get_running_loop().time()
+            raise TransientError("it restarts")
+        return 7
+
+    assert await state._patiently(lease) == 7
+
+
 async def test_the_environment_says_where_groups_come_from_and_who_is_silent(
     url: str, info: Any, sink: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
