@@ -86,7 +86,8 @@ class OpenAIServerConfig(BaseModel):
 
 
 class TinkerConfig(BaseModel):
-    """The section `tinker`."""
+    """The section `tinker`. `save_checkpoint_interval` is 0 in the original, whose API forgets what it gave out; here
+    trained groups fill the API until a checkpoint."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), validate_assignment=True)
 
@@ -94,7 +95,7 @@ class TinkerConfig(BaseModel):
     learning_rate: float = Field(4e-5, ge=0, allow_inf_nan=False)
     max_token_trainer_length: int = Field(2048, ge=2)
     checkpoint_dir: str = "./temp/"
-    save_checkpoint_interval: int = Field(0, ge=0)
+    save_checkpoint_interval: int = Field(10, ge=0)
     wandb_project: str = "atropos-tinker"
     wandb_group: str | None = None
     wandb_run_name: str = "atropos-tinker-run"

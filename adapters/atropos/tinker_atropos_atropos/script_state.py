@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
-from tinker_atropos.errors import PluginError, RunError, TransientError
+from tinker_atropos.errors import ConfigError, PluginError, RunError, TransientError
 from tinker_atropos.external import PolicyEndpoint, RunInfo
 from tinker_atropos.rollout.external import REFUSED, check_group
 from tinker_atropos.state import FencedOut, Leased, StoredItem
@@ -32,12 +32,40 @@ GONE_SECONDS = 300.0
 
 
 class Status(msgspec.Struct):
-    """What the API says of itself. `held`: groups that neither a commit nor a discard has ended."""
+    """What the API says of itself. `held`: groups that neither a commit nor a discard has ended; `cap` of them fit."""
 
     held: int
+    cap: int
     waiting_sequences: int
     environments: int = 1
     counts: dict[str, int] = {}
+
+
+def held_at_most(info: RunInfo) -> int:
+    """Return how many groups a run may hold in the API: those of the steps between two checkpoints, and those ahead.
+
+    Groups count as of the run's `group_size`; a trained group leaves the API with the checkpoint that counts it.
+    """
+    left = max(1, info.total_steps - info.starting_step)
+    steps = min(info.checkpoint_interval or left, left)
+    return (steps + info.max_staleness + 1) * -(-info.batch_size // info.group_size)
+
+
+def check_cap(cap: int, info: RunInfo) -> None:
+    """Raise `ConfigError` where an API of that cap would fill up before the run's next checkpoint empties it."""
+    needed = held_at_most(info)
+    if needed <= cap:
+        return
+    of_a_step = -(-info.batch_size // info.group_size)
+    fewer = cap // of_a_step - info.max_staleness - 1
+    every = f"at most {fewer}" if fewer > 0 else f"1, with an env.batch_size of fewer than {of_a_step} groups"
+    now = f"of {info.checkpoint_interval}" if info.checkpoint_interval else "of 0, at the end alone,"
+    raise ConfigError(
+        f"the trajectory API holds {cap} groups, and this run needs room for {needed}: trained groups leave it with a "
+        f"checkpoint, and a save_checkpoint_interval {now} is {needed // of_a_step - info.max_staleness - 1} steps of "
+        f"{of_a_step} groups, beside {info.max_staleness + 1} batches ahead. Start the API with "
+        f"`tinker-atropos run-api --cap {2 * needed}`, or set save_checkpoint_interval to {every}"
+    )
 
 
 class PatientApi(ApiState):
@@ -64,6 +92,9 @@ class RemoteGroups:
     """
 
     durable = True
+
+    cap = 0
+    """How many groups the API holds at most; known once it is registered with."""
 
     def __init__(self, config: AtroposConfig, token: str | None) -> None:
         assert config.api_url is not None
@@ -147,7 +178,7 @@ class RemoteGroups:
 
     async def observe(self) -> tuple[Seen, int]:
         """Return what was seen of the environments together, and how many trajectories wait there."""
-        status = msgspec.convert(await self._call("GET", "tinker-atropos/status", None), Status)
+        status = await self._status()
         ended = (count for name, count in status.counts.items() if name == "committed" or name.startswith("discarded"))
         return Seen(registered=status.environments > 0, posted=status.held + sum(ended)), status.waiting_sequences
 
@@ -201,6 +232,8 @@ class RemoteGroups:
     async def _register(self) -> None:
         assert self._info is not None, "begin() comes first"
         info = self._info
+        self.cap = (await self._status()).cap
+        check_cap(self.cap, info)
         body = {
             "wandb_group": self._config.wandb_group or info.name,
             "wandb_project": self._config.wandb_project,
@@ -212,6 +245,12 @@ class RemoteGroups:
             "num_steps": info.total_steps,
         }
         await self._call("POST", "register", body)
+
+    async def _status(self) -> Status:
+        try:
+            return msgspec.convert(await self._call("GET", "tinker-atropos/status", None), Status)
+        except msgspec.ValidationError as error:
+            raise RunError(f"{self.url} has no groups to lease: a run may train there itself ({error})") from error
 
     async def _call(self, method: str, path: str, body: object) -> dict[str, object]:
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}

@@ -54,6 +54,10 @@ def test_sections_of_this_project_may_stand_beside() -> None:
     assert (resolve(config).name, resolve(config).max_staleness) == ("mine", 0)
 
 
+def test_trained_groups_leave_the_api_before_the_end_by_default() -> None:
+    assert resolve(TinkerAtroposConfig()).trainer.save_checkpoint_interval == 10
+
+
 @pytest.mark.parametrize("url", ["http://inference.example:8001/v1", "http://localhost:0x1/v1"])
 def test_inference_elsewhere_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="on loopback"):

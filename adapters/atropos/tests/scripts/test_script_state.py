@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from tinker_atropos.errors import PluginError, RunError, TransientError
+from tinker_atropos.errors import ConfigError, PluginError, RunError, TransientError
 from tinker_atropos.external import Proven
 from tinker_atropos.state import FencedOut, MemoryState
 from tinker_atropos.trajectory import PolicyRef
 from tinker_atropos_atropos.script_config import AtroposConfig
 from tinker_atropos_atropos.script_remote import RemoteEnvironment
-from tinker_atropos_atropos.script_state import RemoteGroups
+from tinker_atropos_atropos.script_state import RemoteGroups, held_at_most
 from tinker_atropos_atropos.serving import serving
 from tinker_atropos_atropos.state_backend import StateBackend
 
@@ -154,6 +155,24 @@ async def test_what_no_trainer_takes_is_no_end_of_the_run(url: str, info: Any, m
         await send(url, "POST", "/scored_data", posted(10))
         (leased,) = await state.lease(1, fence)
         assert leased.group.overrides["refused"] == "no trainer can take it"
+
+
+async def test_a_run_that_the_api_has_no_room_for_is_refused_before_it_waits_for_ever(info: Any) -> None:
+    long = dataclasses.replace(info, total_steps=500, checkpoint_interval=100)  # 2 groups a step, and 2 batches ahead
+    async with serving(StateBackend(MemoryState(64))) as url:
+        with pytest.raises(ConfigError, match=r"holds 64 groups.* room for 204: .*--cap 408.* to at most 30"):
+            async with opened(url, long):
+                pass
+        with pytest.raises(ConfigError, match=r"room for 1004.*at the end alone"):
+            async with opened(url, dataclasses.replace(long, checkpoint_interval=0)):
+                pass
+        async with opened(url, dataclasses.replace(long, checkpoint_interval=30)) as (state, _):
+            assert state.cap == 64
+
+
+@pytest.mark.parametrize(("total", "interval", "needed"), [(2, 10, 8), (2, 0, 8), (100, 1, 6), (100, 10, 24)])
+def test_what_a_run_holds_in_the_api(info: Any, total: int, interval: int, needed: int) -> None:
+    assert held_at_most(dataclasses.replace(info, total_steps=total, checkpoint_interval=interval)) == needed
 
 
 async def test_a_newer_trainer_takes_over_and_the_older_is_told(url: str, info: Any) -> None:
