@@ -94,7 +94,7 @@ class TinkerConfig(BaseModel):
     lora_rank: int = Field(32, ge=1)
     learning_rate: float = Field(4e-5, ge=0, allow_inf_nan=False)
     max_token_trainer_length: int = Field(2048, ge=2)
-    checkpoint_dir: str = "./temp/"
+    checkpoint_dir: str = Field("./temp/", min_length=1)
     save_checkpoint_interval: int = Field(10, ge=0)
     wandb_project: str = "atropos-tinker"
     wandb_group: str | None = None
@@ -245,7 +245,7 @@ class TinkerAtroposConfig(BaseModel):
 
     @property
     def checkpoint_dir(self) -> str:
-        """Where environments keep their own checkpoints."""
+        """Where environments keep their own checkpoints; where none was given they are told the run's folder."""
         return self.tinker.checkpoint_dir
 
     @property

@@ -51,6 +51,8 @@ class TinkerAtroposTrainer:
         check(resolved)
         stop, progress = asyncio.Event(), make_progress()
         try:
+            for path, reason in {**ignored(self.config), **resolved.unused}.items():
+                progress.say(f"note: {path} has no effect: {reason}")
             with interruptible(stop, progress.say):
                 self.finished = await run(resolved, progress, resume=resume, stop=stop)
         finally:
@@ -68,6 +70,20 @@ def check(config: Config) -> None:
     """Refuse, before anything starts, what can't work here, such as a missing key."""
     if config.trainer_spec.check is not None:
         config.trainer_spec.check(config.trainer, config.model)
+
+
+def ignored(config: TinkerAtroposConfig) -> dict[str, str]:
+    """Return what was given and has no effect on the trainer, with the reason; an environment reads `env` itself."""
+    found = {}
+    if config.slurm:
+        found["slurm"] = "everything runs on this machine"
+    if config.testing:
+        found["testing"] = "nothing depends on it"
+    if "use_wandb" in config.env.model_fields_set:
+        found["env.use_wandb"] = (
+            "the trainer's metrics go to metrics.jsonl alone; environments log as their own files and flags say"
+        )
+    return found
 
 
 def sections(config: TinkerAtroposConfig) -> dict[str, Any]:
@@ -105,6 +121,10 @@ def sections(config: TinkerAtroposConfig) -> dict[str, Any]:
             "wandb_group": tinker.wandb_group,
         },
     }
+    if "checkpoint_dir" in tinker.model_fields_set:
+        made["atropos"]["checkpoint_dir"] = tinker.checkpoint_dir
+    if "tool_call_parser" in tinker.model_fields_set:
+        made["managed_server"] = {"tool_parser": tinker.tool_call_parser}
     for name, section in own.items():
         made[name] = {**made.get(name, {}), **section}
     return made

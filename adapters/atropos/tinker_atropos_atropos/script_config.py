@@ -70,6 +70,10 @@ class AtroposConfig(EnvironmentConfig):
     )
     wandb_project: str = Field("tinker-atropos", description="project that environments are told, for their own logs")
     wandb_group: str | None = Field(None, description="group that they are told; default: the run's name")
+    checkpoint_dir: Path | None = Field(
+        None,
+        description="with api_url, folder that environments are told for their own checkpoints; default: the run's",
+    )
     api_host: str = Field("127.0.0.1", description="where the scripts' trajectory API listens")
     api_port: int = Field(0, ge=0, le=65535, description="its port; 0: a free one")
     endpoint_port: int | None = Field(

@@ -239,7 +239,7 @@ class RemoteGroups:
             "wandb_project": self._config.wandb_project,
             "batch_size": info.batch_size,
             "max_token_len": info.max_token_length + 1,  # environments drop sequences of this length as well
-            "checkpoint_dir": str(info.folder.absolute()),
+            "checkpoint_dir": str((self._config.checkpoint_dir or info.folder).expanduser().absolute()),
             "save_checkpoint_interval": info.checkpoint_interval,
             "starting_step": info.starting_step,
             "num_steps": info.total_steps,

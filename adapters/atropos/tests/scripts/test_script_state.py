@@ -81,6 +81,18 @@ async def test_environments_are_told_the_runs_sizes_and_the_names_for_their_logs
         assert (seen.registered, seen.posted, waiting) == (True, 0, 0)
 
 
+async def test_environments_are_told_the_folder_for_their_own_checkpoints(url: str, info: Any, tmp_path: Any) -> None:
+    for given, told in ((None, info.folder), (tmp_path / "theirs", tmp_path / "theirs")):
+        state = RemoteGroups(AtroposConfig(api_url=url, checkpoint_dir=given), None)
+        state.begin(info)
+        await state.fence()
+        await send(url, "POST", "/scored_data", posted(10))
+        asked = {"max_token_length": 256, "desired_name": "math", "weight": 1.0, "group_size": 4}
+        answer = await send(url, "POST", "/register-env", asked)
+        assert answer.get("checkpoint_dir") == str(told), answer
+        await state.close()
+
+
 async def test_groups_come_proven_first_in_first_out_and_are_gone_once_committed(url: str, info: Any) -> None:
     async with opened(url, info) as (state, fence):
         for first in (10, 11, 12):
