@@ -141,15 +141,25 @@ def _port(url: str) -> int:
     """Return the port to serve inference on."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError:
-        host, port = None, None
+        scheme, host, port = "", None, None
     if host not in LOOPBACK:
         raise ConfigError(
             f"openai.base_url: {without_secret(url)!r} is not on this machine; the trainer serves its policy on "
             f"loopback, so give http://localhost:{CLASSIC_PORT}/v1"
         )
-    return port or CLASSIC_PORT
+    if scheme != "http":
+        raise ConfigError(
+            f"openai.base_url: {without_secret(url)!r}: the trainer serves its policy without TLS, so give "
+            f"http://{host}:{CLASSIC_PORT}/v1"
+        )
+    if not port:
+        raise ConfigError(
+            f"openai.base_url: {without_secret(url)!r} names no port that clients could ask; give "
+            f"http://{host}:{CLASSIC_PORT}/v1"
+        )
+    return port
 
 
 def _folder_name(name: str) -> str:

@@ -104,6 +104,20 @@ def test_inference_elsewhere_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://localhost/v1", "names no port"),
+        ("http://localhost:0/v1", "names no port"),
+        ("https://localhost:8001/v1", "without TLS"),
+    ],
+)
+def test_inference_is_served_where_clients_ask_or_not_at_all(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        sections(TinkerAtroposConfig(openai={"model_name": "m", "base_url": url}))
+    assert "http://localhost:8001/v1" in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--config", "none.yaml"], "none.yaml"),
