@@ -12,7 +12,7 @@ import msgspec
 from tinker_atropos.errors import ConfigError, PluginError, RunError, TransientError
 from tinker_atropos.external import PolicyEndpoint, RunInfo
 from tinker_atropos.rollout.external import REFUSED, check_group
-from tinker_atropos.state import FencedOut, Leased, StoredItem
+from tinker_atropos.state import FencedOut, Leased, Put, StateError, StoredItem
 from tinker_atropos.trajectory import Group, PolicyRef, TaskRef
 
 from tinker_atropos_atropos.api_state import ApiState
@@ -100,7 +100,7 @@ class RemoteGroups:
         assert config.api_url is not None
         self.url, self._config, self._token = config.api_url, config, token
         self._api = PatientApi(config.api_url, token=token)
-        self._open = False
+        self._open, self._fence = False, 0
         self._info: RunInfo | None = None
         self._endpoint: PolicyEndpoint | None = None
         self._joined = asyncio.Event()
@@ -126,11 +126,25 @@ class RemoteGroups:
             self._open = True
         self._held = {}
         await self._patiently(self._register)
-        return await self._patiently(self._api.fence)
+        self._fence = await self._patiently(self._api.fence)
+        return self._fence
 
-    async def put(self, group: Group, *, wait: float | None = None) -> str:
+    async def put(self, item: Group, /, *, wait: float | None = None) -> Put:
         """Groups are posted to the API, not put here."""
-        raise RunError(f"group {group.id!r} can't be put: groups of this run come from {self.url}")
+        raise StateError(f"group {item.id!r} can't be put: groups of this run come from {self.url}")
+
+    async def size(self) -> int:
+        """Return how many groups wait in the API, or are on their way into it."""
+        status = await self._patiently(self._status)
+        return max(0, status.held - len(self._held))
+
+    async def set_note(self, name: str, note: bytes) -> None:
+        """The API keeps no notes of a trainer's."""
+        raise StateError(f"the note {name!r} can't be kept: {self.url} keeps groups alone")
+
+    async def note(self, name: str) -> bytes | None:
+        """None can have been kept."""
+        return None
 
     async def lease(self, n: int, fence: int) -> list[Leased[Group]]:
         """Take the `n` oldest groups; one that can't be trained on carries the reason."""
@@ -140,8 +154,10 @@ class RemoteGroups:
         self._held.update({group.id: group for group in groups})
         return [Leased(group, fence) for group in groups]
 
-    async def discard(self, id: str, reason: str) -> None:
-        """End a group without training on it."""
+    async def discard(self, id: str, reason: str, *, fence: int | None = None) -> None:
+        """End a group without training on it. With a `fence` of an older epoch: `FencedOut`."""
+        if fence is not None and fence != self._fence:
+            raise FencedOut(f"epoch {fence} is over; this is {self._fence}")
         await self._patiently(lambda: self._api.discard(id, reason))
         self._held.pop(id, None)
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tinker_atropos.errors import ConfigError, PluginError, RunError, TransientError
 from tinker_atropos.external import Proven
-from tinker_atropos.state import FencedOut, MemoryState
-from tinker_atropos.trajectory import PolicyRef
+from tinker_atropos.state import FencedOut, MemoryState, State, StateError
+from tinker_atropos.trajectory import Group, PolicyRef
 from tinker_atropos_atropos.script_config import AtroposConfig
 from tinker_atropos_atropos.script_remote import RemoteEnvironment
 from tinker_atropos_atropos.script_state import RemoteGroups, held_at_most
@@ -108,6 +108,27 @@ async def test_groups_come_proven_first_in_first_out_and_are_gone_once_committed
     async with opened(url, info) as (state, fence):
         (left,) = await state.lease(1, fence)
         assert int(left.group.trajectories[0].segments[0].tokens[1]) == 12
+
+
+async def test_it_is_a_state_of_groups_whose_notes_and_puts_are_refused(url: str, info: Any, make_group: Any) -> None:
+    async with opened(url, info) as (remote, fence):
+        state: State[Group] = remote
+        assert (state.durable, state.cap) == (True, 64)
+        await send(url, "POST", "/scored_data", posted(10))
+        await send(url, "POST", "/scored_data", posted(11))
+        assert await state.size() == 2
+        (leased,) = await state.lease(1, fence)
+        assert await state.size() == 1
+        with pytest.raises(FencedOut):
+            await state.discard(leased.group.id, "stale", fence=fence - 1)
+        assert [group.id for group in await state.pending()] == [leased.group.id]
+        await state.discard(leased.group.id, "stale", fence=fence)
+        assert await state.pending() == []
+        with pytest.raises(StateError, match="come from"):
+            await state.put(make_group([0.0, 1.0]))
+        with pytest.raises(StateError, match="groups alone"):
+            await state.set_note("cursor", b"")
+        assert await state.note("cursor") is None
 
 
 async def test_what_no_manifest_counts_comes_again(url: str, info: Any) -> None:
