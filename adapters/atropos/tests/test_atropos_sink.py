@@ -226,12 +226,13 @@ def test_posted_logprobs_stand_only_where_they_are_trusted() -> None:
 def test_overrides_travel_with_the_group() -> None:
     group = posted(
         overrides=[{"set_advantage_to_zero": True}],
-        group_overrides={"sft": True},
+        group_overrides={"sft": True, "refused": "a word of the run's own"},
         generation_params={"temperature": 0.5},
     )
     converted = convert(group).group
     assert converted.trajectories[0].segments[0].advantages.tolist() == [0.0] * 4
     assert converted.overrides["sft"] is True
+    assert "refused" not in converted.overrides
     assert converted.overrides["generation_params"] == {"temperature": 0.5}
 
 
