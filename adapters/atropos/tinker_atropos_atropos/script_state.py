@@ -31,6 +31,10 @@ GONE_SECONDS = 300.0
 """Seconds for which an API that does not answer is asked again."""
 
 
+STUCK_LOOKS = 3
+"""Looks in a row that find the API full, and the trainer waiting, before that is an error."""
+
+
 class Status(msgspec.Struct):
     """What the API says of itself. `held`: groups that neither a commit nor a discard has ended; `cap` of them fit."""
 
@@ -101,6 +105,7 @@ class RemoteGroups:
         self.url, self._config, self._token = config.api_url, config, token
         self._api = PatientApi(config.api_url, token=token)
         self._open, self._fence = False, 0
+        self._wanted = self._stuck = 0  # groups that a lease waits for; looks at which the API was full meanwhile
         self._info: RunInfo | None = None
         self._endpoint: PolicyEndpoint | None = None
         self._joined = asyncio.Event()
@@ -149,7 +154,11 @@ class RemoteGroups:
     async def lease(self, n: int, fence: int) -> list[Leased[Group]]:
         """Take the `n` oldest groups; one that can't be trained on carries the reason."""
         await self._joined.wait()
-        leased = await self._patiently(lambda: self._api.lease(n, fence))
+        self._wanted = n
+        try:
+            leased = await self._patiently(lambda: self._api.lease(n, fence))
+        finally:
+            self._wanted = 0
         groups = [await asyncio.to_thread(self._convert, entry.item) for entry in leased]
         self._held.update({group.id: group for group in groups})
         return [Leased(group, fence) for group in groups]
@@ -193,8 +202,20 @@ class RemoteGroups:
             seen = await self._newer_than(seen)
 
     async def observe(self) -> tuple[Seen, int]:
-        """Return what was seen of the environments together, and how many trajectories wait there."""
+        """Return what was seen of the environments together, and how many trajectories wait there.
+
+        Raises `RunError` where the trainer waits for groups that the API has no room for: that would last for ever.
+        """
         status = await self._status()
+        full = status.held >= status.cap and status.held - len(self._held) < self._wanted
+        self._stuck = self._stuck + 1 if full else 0
+        if self._stuck >= STUCK_LOOKS:
+            raise RunError(
+                f"the trajectory API at {self.url} is full: of the {status.cap} groups that it holds {len(self._held)} "
+                "were trained on or discarded since the last checkpoint, and the trainer waits for more. Set a "
+                "smaller save_checkpoint_interval, or start the API with a larger --cap (in memory it forgets what it "
+                "holds), then continue this run with --resume"
+            )
         ended = (count for name, count in status.counts.items() if name == "committed" or name.startswith("discarded"))
         return Seen(registered=status.environments > 0, posted=status.held + sum(ended)), status.waiting_sequences
 

@@ -203,6 +203,26 @@ async def test_a_run_that_the_api_has_no_room_for_is_refused_before_it_waits_for
             assert state.cap == 64
 
 
+async def test_a_trainer_that_waits_for_groups_which_the_api_has_no_room_for_is_told(info: Any) -> None:
+    short = dataclasses.replace(info, total_steps=1, max_staleness=0)
+    async with serving(StateBackend(MemoryState(4))) as url, opened(url, short) as (state, fence):
+        for first in range(10, 14):
+            await send(url, "POST", "/scored_data", posted(first))
+        leased = await state.lease(4, fence)
+        for _ in range(4):
+            await state.observe()  # the trainer is at work
+        waiting = asyncio.create_task(state.lease(1, fence))
+        for _ in range(2):
+            await asyncio.sleep(0.01)
+            await state.observe()
+        with pytest.raises(RunError, match=r"is full: of the 4 groups .* --resume"):
+            await state.observe()
+        await state.discard(leased[0].group.id, "stale")
+        await send(url, "POST", "/scored_data", posted(20))
+        assert int((await waiting)[0].group.trajectories[0].segments[0].tokens[1]) == 20
+        await state.observe()
+
+
 @pytest.mark.parametrize(("total", "interval", "needed"), [(2, 10, 8), (2, 0, 8), (100, 1, 6), (100, 10, 24)])
 def test_what_a_run_holds_in_the_api(info: Any, total: int, interval: int, needed: int) -> None:
     assert held_at_most(dataclasses.replace(info, total_steps=total, checkpoint_interval=interval)) == needed
