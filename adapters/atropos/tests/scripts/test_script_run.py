@@ -127,7 +127,7 @@ async def test_a_script_may_end_once_all_groups_are_here(
     write_script: Any, make_environment: Any, endpoint: Any, sink: Any, until: Any
 ) -> None:
     body = "env_id = register()\n" + 'post("/scored_data", {"env_id": env_id, "scores": [0.0, 1.0]})\n' * 8
-    task = asyncio.create_task(make_environment(write_script(body + "open('done', 'w')")).run(endpoint, sink))
+    task = asyncio.create_task(make_environment(write_script(body)).run(endpoint, sink))
     await until(lambda: len(sink.groups) == 8, task)
     await asyncio.sleep(1.5)
     assert not task.done()
