@@ -83,7 +83,7 @@ CASES = (
         "lists of groups, no log-probabilities",
         ("game_environments/gymnasium/blackjack/blackjack_env_thinking.py",),
         template="open agent",
-        least_proven=0.75,  # as above, with thoughts cut
+        least_proven=0.6,  # as above, with thoughts cut
     ),
     Case(
         "word_hunt",
