@@ -16,7 +16,7 @@ from tinker_atropos.errors import ConfigError, PluginError, TinkerAtroposError, 
 Model = TypeVar("Model", bound=BaseModel)
 
 MOST_NESTED = 50
-SECRET = re.compile(r"(://[^/\s:@]*:)[^/\s]*(@)")
+SECRET = re.compile(r"(://(?:[^/\s:@]*:)?)[^/\s]*(@)")
 
 
 def validate(

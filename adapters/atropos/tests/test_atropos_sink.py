@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -125,6 +126,15 @@ async def test_environments_see_the_run(sink: FakeSink, open_backend: Any, make_
         assert (await api.get("/latest_example"))["tokens"] == make_group(1)["tokens"]
 
 
+async def test_environments_are_told_a_folder_that_is_the_same_from_theirs(
+    sink: FakeSink, open_backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sink.info = dataclasses.replace(sink.info, folder=Path("runs/run"))
+    async with open_backend(SinkBackend(sink, FakeEndpoint())) as api:
+        assert (await api.register_env())["checkpoint_dir"] == str(tmp_path / "runs" / "run")
+
+
 async def test_a_group_arrives_once_and_proven(sink: FakeSink, open_backend: Any, make_group: Make) -> None:
     endpoint = FakeEndpoint()
     async with open_backend(SinkBackend(sink, endpoint)) as api:
@@ -244,12 +254,13 @@ def test_posted_logprobs_stand_only_where_they_are_trusted() -> None:
 def test_overrides_travel_with_the_group() -> None:
     group = posted(
         overrides=[{"set_advantage_to_zero": True}],
-        group_overrides={"sft": True},
+        group_overrides={"sft": True, "refused": "a word of the run's own"},
         generation_params={"temperature": 0.5},
     )
     converted = convert(group).group
     assert converted.trajectories[0].segments[0].advantages.tolist() == [0.0] * 4
     assert converted.overrides["sft"] is True
+    assert "refused" not in converted.overrides
     assert converted.overrides["generation_params"] == {"temperature": 0.5}
 
 

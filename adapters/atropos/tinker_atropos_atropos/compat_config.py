@@ -86,15 +86,16 @@ class OpenAIServerConfig(BaseModel):
 
 
 class TinkerConfig(BaseModel):
-    """The section `tinker`."""
+    """The section `tinker`. `save_checkpoint_interval` is 0 in the original, whose API forgets what it gave out; here
+    trained groups fill the API until a checkpoint."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), validate_assignment=True)
 
     lora_rank: int = Field(32, ge=1)
     learning_rate: float = Field(4e-5, ge=0, allow_inf_nan=False)
     max_token_trainer_length: int = Field(2048, ge=2)
-    checkpoint_dir: str = "./temp/"
-    save_checkpoint_interval: int = Field(0, ge=0)
+    checkpoint_dir: str = Field("./temp/", min_length=1)
+    save_checkpoint_interval: int = Field(10, ge=0)
     wandb_project: str = "atropos-tinker"
     wandb_group: str | None = None
     wandb_run_name: str = "atropos-tinker-run"
@@ -244,7 +245,7 @@ class TinkerAtroposConfig(BaseModel):
 
     @property
     def checkpoint_dir(self) -> str:
-        """Where environments keep their own checkpoints."""
+        """Where environments keep their own checkpoints; where none was given they are told the run's folder."""
         return self.tinker.checkpoint_dir
 
     @property

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from tinker_atropos.errors import ConfigError
 
 from tinker_atropos_atropos.compat_config import TinkerAtroposConfig
+from tinker_atropos_atropos.script_config import check_address, without_secret
 from tinker_atropos_atropos.script_remote import CLASSIC_PORT
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class TinkerAtroposTrainer:
         check(resolved)
         stop, progress = asyncio.Event(), make_progress()
         try:
+            for path, reason in {**ignored(self.config), **resolved.unused}.items():
+                progress.say(f"note: {path} has no effect: {reason}")
             with interruptible(stop, progress.say):
                 self.finished = await run(resolved, progress, resume=resume, stop=stop)
         finally:
@@ -67,6 +70,20 @@ def check(config: Config) -> None:
     """Refuse, before anything starts, what can't work here, such as a missing key."""
     if config.trainer_spec.check is not None:
         config.trainer_spec.check(config.trainer, config.model)
+
+
+def ignored(config: TinkerAtroposConfig) -> dict[str, str]:
+    """Return what was given and has no effect on the trainer, with the reason; an environment reads `env` itself."""
+    found = {}
+    if config.slurm:
+        found["slurm"] = "everything runs on this machine"
+    if config.testing:
+        found["testing"] = "nothing depends on it"
+    if "use_wandb" in config.env.model_fields_set:
+        found["env.use_wandb"] = (
+            "the trainer's metrics go to metrics.jsonl alone; environments log as their own files and flags say"
+        )
+    return found
 
 
 def sections(config: TinkerAtroposConfig) -> dict[str, Any]:
@@ -98,30 +115,51 @@ def sections(config: TinkerAtroposConfig) -> dict[str, Any]:
             "save_checkpoint_interval": tinker.save_checkpoint_interval,
         },
         "atropos": {
-            "api_url": config.atropos_api_url,
+            "api_url": _api_url(config.atropos_api_url),
             "endpoint_port": _port(config.inference_api_url),
             "wandb_project": tinker.wandb_project,
             "wandb_group": tinker.wandb_group,
         },
     }
+    if "checkpoint_dir" in tinker.model_fields_set:
+        made["atropos"]["checkpoint_dir"] = tinker.checkpoint_dir
+    if "tool_call_parser" in tinker.model_fields_set:
+        made["managed_server"] = {"tool_parser": tinker.tool_call_parser}
     for name, section in own.items():
         made[name] = {**made.get(name, {}), **section}
     return made
+
+
+def _api_url(url: str) -> str:
+    try:
+        return check_address(url)
+    except ValueError as error:
+        raise ConfigError(f"env.rollout_server_url: {error}, got {without_secret(url)!r}") from None
 
 
 def _port(url: str) -> int:
     """Return the port to serve inference on."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError:
-        host, port = None, None
+        scheme, host, port = "", None, None
     if host not in LOOPBACK:
         raise ConfigError(
-            f"openai.base_url: {url!r} is not on this machine; the trainer serves its policy on loopback, so give "
-            f"http://localhost:{CLASSIC_PORT}/v1"
+            f"openai.base_url: {without_secret(url)!r} is not on this machine; the trainer serves its policy on "
+            f"loopback, so give http://localhost:{CLASSIC_PORT}/v1"
         )
-    return port or CLASSIC_PORT
+    if scheme != "http":
+        raise ConfigError(
+            f"openai.base_url: {without_secret(url)!r}: the trainer serves its policy without TLS, so give "
+            f"http://{host}:{CLASSIC_PORT}/v1"
+        )
+    if not port:
+        raise ConfigError(
+            f"openai.base_url: {without_secret(url)!r} names no port that clients could ask; give "
+            f"http://{host}:{CLASSIC_PORT}/v1"
+        )
+    return port
 
 
 def _folder_name(name: str) -> str:

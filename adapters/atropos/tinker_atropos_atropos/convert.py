@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from tinker_atropos.external import Proven
+from tinker_atropos.rollout.external import REFUSED
 from tinker_atropos.trajectory import (
     BoolArray,
     FinishReason,
@@ -159,7 +160,7 @@ def _overrides(posted: Posted) -> dict[str, Any]:
 
     `group_overrides` as they came; `overrides` (one mapping a sequence) and `generation_params` under their names.
     """
-    found = dict(posted.group_overrides or {})
+    found = {key: value for key, value in (posted.group_overrides or {}).items() if key != REFUSED}  # the run's own
     if posted.overrides and any(posted.overrides):
         found["overrides"] = tuple(posted.overrides)
     if posted.generation_params:

@@ -12,6 +12,7 @@ from typing import Any
 from tinker_atropos.errors import TinkerAtroposError, UserError
 
 from tinker_atropos_atropos.compat_config import TinkerAtroposConfig
+from tinker_atropos_atropos.script_config import without_secret
 
 FLAGS = {
     "base_model": "base_model",
@@ -37,10 +38,16 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, help="learning rate of AdamW")
     parser.add_argument("--num-steps", type=int, help="optimiser steps")
     parser.add_argument("--batch-size", type=int, help="trajectories per optimiser step")
-    parser.add_argument("--group-size", type=int, help="trajectories per group")
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        help="trajectories of the groups that environments post: what a batch and the API's room count with",
+    )
     parser.add_argument("--wandb-project", help="project that environments are told, for their logs")
     parser.add_argument("--wandb-group", help="group that environments are told")
-    parser.add_argument("--no-wandb", action="store_true", help="use_wandb false; the trainer itself logs to files")
+    parser.add_argument(
+        "--no-wandb", action="store_true", help="no effect, which is said: the trainer logs to files alone"
+    )
     own = parser.add_argument_group("of this project")
     own.add_argument("--local", action="store_true", help="train on this machine: no key, no network")
     own.add_argument("--name", help="name of the run's folder")
@@ -79,7 +86,7 @@ def own_overrides(args: argparse.Namespace) -> list[tuple[str, Any, str]]:
 
 def describe(config: TinkerAtroposConfig) -> str:
     """Return what the run is going to do, for the terminal."""
-    told = f"{config.wandb_project}, group {config.wandb_group or '(the run)'}" if config.use_wandb else "off"
+    told = f"environments are told project {config.wandb_project}, group {config.wandb_group or '(the run)'}"
     rows = {
         "model": config.base_model,
         "LoRA rank": config.lora_rank,
@@ -87,8 +94,8 @@ def describe(config: TinkerAtroposConfig) -> str:
         "steps": config.num_steps,
         "batch": f"{config.batch_size} trajectories in groups of {config.group_size}",
         "tokens": f"{config.max_token_env_length} by the environment, {config.max_token_trainer_length} trained",
-        "trajectory API": config.atropos_api_url,
-        "inference": config.inference_api_url,
+        "trajectory API": without_secret(config.atropos_api_url),
+        "inference": without_secret(config.inference_api_url),
         "wandb": told + "; the trainer's own metrics go to metrics.jsonl",
     }
     width = max(len(name) for name in rows)

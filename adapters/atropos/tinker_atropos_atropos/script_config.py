@@ -12,6 +12,9 @@ from tinker_atropos.errors import ConfigError
 
 ServerType: TypeAlias = Literal["sglang", "vllm", "openai"]
 
+TOKEN_VARIABLE = "TINKER_ATROPOS_API_TOKEN"
+"""Holds the API's bearer token, where it asks for one; a secret does not belong into a configuration file."""
+
 # Flags of Atropos' own command line that would undo what joins a script to its run, with the reason.
 TAKEN_FLAGS = {
     "config": "the configuration is written for the script; put a file of its own into `config`",
@@ -71,6 +74,10 @@ class AtroposConfig(EnvironmentConfig):
     )
     wandb_project: str = Field("tinker-atropos", description="project that environments are told, for their own logs")
     wandb_group: str | None = Field(None, description="group that they are told; default: the run's name")
+    checkpoint_dir: Path | None = Field(
+        None,
+        description="with api_url, folder that environments are told for their own checkpoints; default: the run's",
+    )
     api_host: str = Field("127.0.0.1", description="where the scripts' trajectory API listens")
     api_port: int = Field(0, ge=0, le=65535, description="its port; 0: a free one")
     endpoint_port: int | None = Field(
@@ -98,16 +105,7 @@ class AtroposConfig(EnvironmentConfig):
     @field_validator("api_url")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        try:
-            parts = urlsplit(value)
-            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            sound = False
-        if not sound:
-            raise ValueError("expected an address such as http://127.0.0.1:8000")
-        return value.rstrip("/")
+        return None if value is None else check_address(value)
 
     @model_validator(mode="after")
     def _allocations_fit(self) -> Self:
@@ -115,6 +113,29 @@ class AtroposConfig(EnvironmentConfig):
         if total > 1.0 + 1e-9:
             raise ValueError(f"the scripts' min_allocation sum up to {total:g}; a batch has no more than 1 to give")
         return self
+
+
+def check_address(value: str) -> str:
+    """Return the address of a trajectory API without a last `/`; raises ValueError, which shows no secret."""
+    try:
+        parts = urlsplit(value)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if "@" in value:  # also where it can't be read as an address
+        raise ValueError(
+            "a token does not belong into an address, which is shown and written down; leave out what is before the "
+            f"'@' and put the token into the environment variable {TOKEN_VARIABLE}"
+        )
+    if not sound:
+        raise ValueError("expected an address such as http://127.0.0.1:8000")
+    return value.rstrip("/")
+
+
+def without_secret(address: str) -> str:
+    """Return an address as it may be shown: what stands before an `@` is left out."""
+    scheme, slashes, rest = address.rpartition("://")
+    return f"{scheme}{slashes}…@{rest.rpartition('@')[2]}" if "@" in rest else address
 
 
 def refuse_taken(arguments: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,10 +13,15 @@ from pathlib import Path
 
 from tinker_atropos.errors import ConfigError, PluginError
 
+from tinker_atropos_atropos.script_config import TOKEN_VARIABLE
+
 PINS = ("atroposlib==0.4.0", "transformers==4.57.6", "datasets==3.6.0", "gymnasium==1.2.3", "math-verify==0.9.0")
 """With these every script of the conformance set runs; atroposlib itself pins nothing."""
 
 LOOK_SECONDS = 60.0
+
+SECRETS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_ATROPOS_REDIS_PASSWORD", TOKEN_VARIABLE)
+"""Variables that a run reads and no script may."""
 
 # The probe imports nothing heavy: where a package lies and which version it has is all that is asked.
 _PROBE = """
@@ -90,10 +95,10 @@ def warnings_about(interpreter: Interpreter) -> list[str]:
 
 
 def script_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables of a script: those of this process, but for its keys and what phones home."""
+    """Return the environment variables of a script: those of this process, but for its secrets and what phones home."""
     environment = dict(os.environ if base is None else base)
-    for name in ("TINKER_API_KEY", "SLURM_JOB_NODELIST", "ATROPOS_PROXY_URL"):
-        environment.pop(name, None)  # the key is not theirs; the others would send them elsewhere
+    for name in (*SECRETS, "SLURM_JOB_NODELIST", "ATROPOS_PROXY_URL"):
+        environment.pop(name, None)  # the secrets are not theirs; the others would send them elsewhere
     environment["PYTHONUNBUFFERED"] = "1"  # so that the log is there when it is shown
     for name, value in (("WANDB_MODE", "disabled"), ("TOKENIZERS_PARALLELISM", "false")):
         environment.setdefault(name, value)

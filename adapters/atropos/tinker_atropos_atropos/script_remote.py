@@ -11,11 +11,8 @@ from tinker_atropos.errors import TransientError
 from tinker_atropos.external import GroupSink, PolicyEndpoint
 
 from tinker_atropos_atropos.script_api import OpenRemote, RemoteState, open_remote
-from tinker_atropos_atropos.script_config import AtroposConfig
+from tinker_atropos_atropos.script_config import TOKEN_VARIABLE, AtroposConfig
 from tinker_atropos_atropos.script_watch import Limits, Watch
-
-TOKEN_VARIABLE = "TINKER_ATROPOS_API_TOKEN"
-"""Holds the API's bearer token, where it asks for one; a secret does not belong into a configuration file."""
 
 STATUS_SECONDS = 1.0
 CLASSIC_PORT = 8001

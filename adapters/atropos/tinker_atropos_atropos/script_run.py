@@ -22,7 +22,6 @@ from tinker_atropos_atropos.script_interpreter import (
     warnings_about,
 )
 from tinker_atropos_atropos.script_process import ScriptProcess, exit_words, start_script
-from tinker_atropos_atropos.script_sink import CountingSink
 from tinker_atropos_atropos.script_variables import CONFIG_VARIABLE
 from tinker_atropos_atropos.script_watch import Limits, Watch, log_words
 from tinker_atropos_atropos.script_yaml import Joined, script_configuration
@@ -57,22 +56,21 @@ class ScriptEnvironment:
         Raises `RunError` where one ends before the last step, or is silent for too long, with the end of its log.
         """
         await endpoint.ready()
-        counting = CountingSink(sink, self._clock)
         for interpreter in {found.path: found for found in self._interpreters.values()}.values():
             for line in warnings_about(interpreter):
                 sink.say(f"warning: {line}")
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(
-                self._start_api(endpoint, counting, host=self.config.api_host, port=self.config.api_port)
+                self._start_api(endpoint, sink, host=self.config.api_host, port=self.config.api_port)
             )
             processes: dict[str, ScriptProcess] = {}
             for name, script in self.scripts.items():
-                processes[name] = self._start(name, script, endpoint, counting, api.url)
+                processes[name] = self._start(name, script, endpoint, sink, api.url)
                 stack.push_async_callback(processes[name].close)
-            await self._watch(processes, api, counting)
+            await self._watch(processes, api, sink)
 
     def _start(
-        self, name: str, script: Script, endpoint: PolicyEndpoint, sink: CountingSink, api_url: str
+        self, name: str, script: Script, endpoint: PolicyEndpoint, sink: GroupSink, api_url: str
     ) -> ScriptProcess:
         """Write the script's configuration and start it."""
         joined = self._joined(name, script, endpoint)
@@ -104,7 +102,7 @@ class ScriptEnvironment:
             min_allocation=script.min_allocation,
         )
 
-    async def _watch(self, processes: Mapping[str, ScriptProcess], api: Api, sink: CountingSink) -> None:
+    async def _watch(self, processes: Mapping[str, ScriptProcess], api: Api, sink: GroupSink) -> None:
         limits = Limits(self.config.startup_timeout, self.config.idle_timeout, self.config.log_lines)
         watch = Watch(list(self.scripts), limits, lambda name, lines: processes[name].tail(lines), self._clock())
         while True:
@@ -114,7 +112,7 @@ class ScriptEnvironment:
                 sink.say(line)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _refuse_ended(self, processes: Mapping[str, ScriptProcess], sink: CountingSink) -> None:
+    def _refuse_ended(self, processes: Mapping[str, ScriptProcess], sink: GroupSink) -> None:
         """Raise `RunError` if a script ended while its groups are still needed."""
         info = sink.info
         all_are_here = sink.step * info.batch_size + sink.waiting >= info.total_steps * info.batch_size

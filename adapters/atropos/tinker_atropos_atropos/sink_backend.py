@@ -13,7 +13,8 @@ from tinker_atropos.external import GroupSink, PolicyEndpoint
 from tinker_atropos.trajectory import PolicyRef, TaskRef
 
 from tinker_atropos_atropos.backend import Arrival, Conflict, Delivery, Full
-from tinker_atropos_atropos.convert import has_images, to_group
+from tinker_atropos_atropos.border import unfit
+from tinker_atropos_atropos.convert import to_group
 from tinker_atropos_atropos.posted import Arrived, Refused, normal_form
 from tinker_atropos_atropos.repeats import WINDOW, Repeats
 from tinker_atropos_atropos.roster import Environment, Load, RegisterEnv, Registration, Roster, admitted
@@ -56,7 +57,7 @@ class SinkBackend:
             wandb_project="tinker-atropos",
             batch_size=info.batch_size,
             max_token_len=info.max_token_length,
-            checkpoint_dir=str(info.folder),
+            checkpoint_dir=str(info.folder.absolute()),
             save_checkpoint_interval=info.checkpoint_interval,
             starting_step=info.starting_step,
             num_steps=info.total_steps,
@@ -174,17 +175,10 @@ class SinkBackend:
     def _check(self, group: Arrived) -> None:
         if group.posted.env_id is not None:
             self._known(group.posted.env_id)
-        if has_images(group.posted) and not self._images:
-            raise Refused(("images",), "this run's trainer takes no images; post groups without them")
-        if group.sequences > self._sink.info.batch_size:
-            raise Refused(
-                ("tokens",),
-                f"a group of {group.sequences} sequences never fits a batch of {self._sink.info.batch_size}",
-            )
         context = self._endpoint.context_length
-        for index, row in enumerate(group.posted.tokens):
-            if context is not None and len(row) > context:
-                raise Refused(("tokens", index), f"{len(row)} tokens are more than the model's context of {context}")
+        found = unfit(group.posted, batch_size=self._sink.info.batch_size, context=context, images=self._images)
+        if found is not None:
+            raise Refused(found.place, found.message)
 
     def _known(self, number: int) -> Environment:
         environment = self._roster.find(number)

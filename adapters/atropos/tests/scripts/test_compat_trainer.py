@@ -15,7 +15,7 @@ from tinker_atropos.config import TinkerAtroposConfig
 from tinker_atropos.errors import ConfigError
 from tinker_atropos.trainer import TinkerAtroposTrainer
 from tinker_atropos_atropos import launch
-from tinker_atropos_atropos.compat_trainer import resolve, sections
+from tinker_atropos_atropos.compat_trainer import ignored, resolve, sections
 
 ROOT = Path(__file__).parents[4]
 
@@ -54,10 +54,67 @@ def test_sections_of_this_project_may_stand_beside() -> None:
     assert (resolve(config).name, resolve(config).max_staleness) == ("mine", 0)
 
 
+def test_every_flag_changes_the_run_or_is_said_to_have_no_effect() -> None:
+    flags = "--base-model M --lora-rank 64 --learning-rate 1e-3 --num-steps 9 --batch-size 8 --group-size 2"
+    flags += " --wandb-project P --wandb-group G --no-wandb --local --name N --output O --set rollout.max_staleness=1"
+    args = launch.parse_args(flags.split())
+    given = launch.load_config(args)
+    config = resolve(given, launch.own_overrides(args))
+    assert (config.model, config.trainer.lora_rank, config.trainer.learning_rate) == ("M", 64, 1e-3)
+    assert (config.env.total_steps, config.env.batch_size, config.env.group_size) == (9, 8, 2)
+    assert (config.environment.wandb_project, config.environment.wandb_group) == ("P", "G")
+    assert (config.trainer.local, config.name, config.run.output, config.max_staleness) == (True, "N", Path("O"), 1)
+    assert list(ignored(given)) == ["env.use_wandb"]
+
+
+def test_what_the_original_reads_elsewhere_has_a_home_or_is_said_to_be_ignored() -> None:
+    given = TinkerAtroposConfig(
+        tinker={"checkpoint_dir": "kept", "tool_call_parser": "llama3_json"}, slurm=True, testing=True
+    )
+    config = resolve(given)
+    assert (config.environment.checkpoint_dir, config.adapter.tool_parser) == (Path("kept"), "llama3_json")
+    assert list(ignored(given)) == ["slurm", "testing"]
+    unset = resolve(TinkerAtroposConfig())
+    assert (unset.environment.checkpoint_dir, unset.adapter.tool_parser) == (None, "auto")
+    assert ignored(TinkerAtroposConfig()) == {}
+    with pytest.raises(ConfigError, match=r"managed_server\.tool_parser"):
+        resolve(TinkerAtroposConfig(tinker={"tool_call_parser": "pythonic"}))
+
+
+async def test_what_is_ignored_is_said_when_the_run_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def finishes(*_: Any, **__: Any) -> None:
+        pass
+
+    monkeypatch.setattr("tinker_atropos.run.run", finishes)
+    await TinkerAtroposTrainer(TinkerAtroposConfig(slurm=True)).run([("trainer.local", True, "--local")])
+    said = capsys.readouterr()
+    assert "note: slurm has no effect: everything runs on this machine" in said.out + said.err
+
+
+def test_trained_groups_leave_the_api_before_the_end_by_default() -> None:
+    assert resolve(TinkerAtroposConfig()).trainer.save_checkpoint_interval == 10
+
+
 @pytest.mark.parametrize("url", ["http://inference.example:8001/v1", "http://localhost:0x1/v1"])
 def test_inference_elsewhere_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="on loopback"):
         sections(TinkerAtroposConfig(openai={"model_name": "m", "base_url": url}))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://localhost/v1", "names no port"),
+        ("http://localhost:0/v1", "names no port"),
+        ("https://localhost:8001/v1", "without TLS"),
+    ],
+)
+def test_inference_is_served_where_clients_ask_or_not_at_all(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        sections(TinkerAtroposConfig(openai={"model_name": "m", "base_url": url}))
+    assert "http://localhost:8001/v1" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +131,20 @@ def test_what_was_typed_wrong_is_said_and_ends_with_2(
 ) -> None:
     assert launch.main([*flags, "--local"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_token_in_an_address_is_refused_and_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "env: {rollout_server_url: 'https://:s3cret@api.example:8000'}\n"
+        "openai: {model_name: m, base_url: 'http://u:s3cret@localhost:8001/v1'}\n"
+    )
+    assert launch.main(["--config", str(file), "--local", "--output", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr()
+    assert "TINKER_ATROPOS_API_TOKEN" in said.err
+    assert "https://…@api.example:8000" in said.err
+    assert "s3cret" not in said.out + said.err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_that_fails_ends_with_1_and_claims_nothing(

@@ -92,6 +92,13 @@ def test_an_address_is_an_address(url: Any) -> None:
         settings(api_url=url)
 
 
+@pytest.mark.parametrize("url", ["https://:s3cret@host:8000", "http://user:s3cret@host", "https://s3cret@host:x"])
+def test_an_address_holds_no_token_and_none_is_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="TINKER_ATROPOS_API_TOKEN") as refused:
+        settings(api_url=url)
+    assert "s3cret" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -27,8 +27,11 @@ def test_others_are_not_complained_of(versions: dict[str, str | None]) -> None:
 
 def test_a_scripts_environment_has_no_key_and_reaches_this_machine_without_a_proxy() -> None:
     base = {"TINKER_API_KEY": "tml-x", "NO_PROXY": "example.org", "SLURM_JOB_NODELIST": "a,b", "PATH": "/bin"}
+    base |= {"TINKER_ATROPOS_REDIS_PASSWORD": "secret", "TINKER_ATROPOS_API_TOKEN": "secret"}
+    base |= {"TINKER_CREDENTIAL_CMD": "print-secret"}
     environment = script_environment(base)
     assert "TINKER_API_KEY" not in environment
+    assert not any("secret" in value for value in environment.values())
     assert "SLURM_JOB_NODELIST" not in environment
     assert environment["NO_PROXY"] == "example.org,127.0.0.1,localhost,::1"
     assert environment["no_proxy"] == "127.0.0.1,localhost,::1"
