@@ -26,6 +26,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 ROOT = Path(__file__).resolve().parent.parent
 BUSY, RATE = 0.95, 0.9
@@ -227,6 +228,7 @@ def main() -> int:
     parser.add_argument("--work", type=float, default=0.1, help="processor seconds of one update of the fake trainer")
     parser.add_argument("--updates", type=int, default=30)
     options = parser.parse_args()
+    threadpool_limits(1, user_api="blas")  # as torch_ppo does: the cores left are collection's
     watch = Watch()
     trainers: list[Matrices | TorchPPO] = [Matrices(options.work, watch)]
     if importlib.util.find_spec("torch") is None:

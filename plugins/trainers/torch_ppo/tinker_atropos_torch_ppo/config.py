@@ -72,7 +72,10 @@ class TorchPPOConfig(TrainerConfig):
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="where the learner works: auto, cpu, cuda or cuda:N"
     )
     threads: int = Field(
-        1, ge=1, le=1024, description="torch threads of the learner; another number may change the last bits of a run"
+        1,
+        ge=1,
+        le=1024,
+        description="threads of the learner (torch) and of acting (NumPy); another number may change a run's last bits",
     )
 
 

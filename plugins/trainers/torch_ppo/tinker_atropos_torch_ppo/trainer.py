@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from threadpoolctl import threadpool_limits
 from tinker_atropos.control import ControlBatch, ControlSpaces, ControlUpdate
 from tinker_atropos.errors import CheckpointError, ConfigError, TrainerError
 from tinker_atropos.trainer import Checkpoint, RunSpec
@@ -59,6 +60,8 @@ class TorchPPOTrainer:
 
         def make() -> tuple[Learner, list[str]]:
             torch.set_num_threads(self.config.threads)
+            # NumPy acts beside the learner, on matrices so small that its further threads do nothing but spin.
+            threadpool_limits(self.config.threads, user_api="blas")
             learner = Learner(shape, self.config, spec.seed, choose_device(self.config.device))
             return learner, [] if resume is None else checkpoints.load(learner, resume)
 
