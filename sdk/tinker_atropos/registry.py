@@ -302,7 +302,9 @@ def load_file(reference: str) -> Any:
         if isinstance(error, KeyboardInterrupt):
             raise
         said = str(error) if isinstance(error, TinkerAtroposError) else _said(error)
-        raise PluginError(f"environment file {path_text!r} fails: {said}{_line(error, path)}") from error
+        foreign = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "atroposlib"
+        hint = f"; an Atropos script is given as --env atropos:{path_text}" if foreign else ""
+        raise PluginError(f"environment file {path_text!r} fails: {said}{_line(error, path)}{hint}") from error
     spec = getattr(module, attribute, None)
     if spec is None:
         offered = [key for key, value in vars(module).items() if isinstance(value, EnvironmentSpec)]

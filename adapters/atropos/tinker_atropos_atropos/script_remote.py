@@ -40,7 +40,10 @@ class RemoteEnvironment:
     async def run(self, endpoint: PolicyEndpoint, sink: GroupSink) -> None:
         """Let the state prove what is posted; say what is silent. Raises `RunError` where nothing comes for long."""
         await self.state.join(endpoint)
-        sink.say(f"groups come from {self.url}; environments sample from {endpoint.url}")
+        sink.say(
+            f"groups come from {self.url}; environments sample from {endpoint.url} and load the tokenizer "
+            f"{endpoint.tokenizer}"
+        )
         limits = Limits(self.config.startup_timeout, self.config.idle_timeout, self.config.log_lines)
         watch, answers = Watch([ALL], limits, None, self._clock()), True
         while True:

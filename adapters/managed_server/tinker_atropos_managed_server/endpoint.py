@@ -91,7 +91,9 @@ async def serve_policy(
     sessions = ManagedSessions(config)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(_bind(settings, tls is not None))
-        folder = Path(stack.enter_context(_temporary_folder()))
+        # Beside the records it outlives this process, so that who wrote it into a file finds it again.
+        kept = None if settings.records is None else settings.records.absolute().parent / "tokenizer"
+        folder = Path(stack.enter_context(_temporary_folder())) if kept is None else kept
         records = None if settings.records is None else TurnRecords(settings.records, config.journal_tokens)
         if records is not None:
             stack.callback(records.close)
